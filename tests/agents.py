@@ -38,17 +38,6 @@ def running_agents() -> Iterator[Start]:
             processes.end(process, 0.0)
 
 
-def children(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def alive(pid: int) -> bool:
-    try:
-        return ") Z " not in Path(f"/proc/{pid}/stat").read_text()
-    except FileNotFoundError:
-        return False
-
-
 def wait_for(condition: Callable[[], object]) -> None:
     until(condition, "a condition", PATIENCE, every=0.05)
 

@@ -7,7 +7,7 @@ import errno
 import io
 import os
 import resource
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
@@ -31,10 +31,9 @@ def data_section(*corpora: str, valid: str = "dev", test: str = "exam") -> dict[
     return {"source": "en", "target": "de", "archives": [], **texts}
 
 
-def configure(data: dict[str, Any], versions: Mapping[str, str] | None = None, **sections: Any) -> None:
-    """Write results/config.yaml with the installed versions, but for those given."""
-    installed = {package: version(package.replace("_", "-")) for package in PACKAGES}
-    config = {"data": data, **sections, "versions": {**installed, **(versions or {})}}
+def configure(data: dict[str, Any], **sections: Any) -> None:
+    """Write results/config.yaml with the installed versions."""
+    config = {"data": data, **sections, "versions": {name: version(name.replace("_", "-")) for name in PACKAGES}}
     Path("results").mkdir(exist_ok=True)
     Path("results/config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
 
@@ -48,18 +47,26 @@ def write_sides(stem: Path, pairs: Sequence[tuple[str, str]]) -> tuple[Path, Pat
     return paths
 
 
+@contextlib.contextmanager
+def full_disk(room: int) -> Iterator[None]:
+    """No file may grow beyond so many bytes: what a test can make of a full disk without a disk of its own."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def contents(*folders: str) -> dict[str, bytes]:
+    """All files of the folders, also hidden ones, by path."""
+    found = (path for folder in folders for path in Path(folder).rglob("*") if path.is_file())
+    return {str(path): path.read_bytes() for path in found}
+
+
 def check_full_disk(run: Callable[[], None]) -> None:
     """Run a stage that has no room for its output: it leaves what stood there before."""
-
-    def content() -> dict[Path, bytes]:
-        return {path: path.read_bytes() for path in Path("data").rglob("*") if path.is_file()}
-
-    before, (_, most) = content(), resource.getrlimit(resource.RLIMIT_FSIZE)
-    # Files that may not grow are what a test can make of a full disk without a disk of its own.
-    resource.setrlimit(resource.RLIMIT_FSIZE, (50, most))
-    try:
-        with contextlib.redirect_stdout(io.StringIO()), pytest.raises(OSError, match=os.strerror(errno.EFBIG)):
-            run()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
-    assert content() == before
+    before, too_big = contents("data"), os.strerror(errno.EFBIG)
+    with full_disk(50), contextlib.redirect_stdout(io.StringIO()), pytest.raises(OSError, match=too_big):
+        run()
+    assert contents("data") == before

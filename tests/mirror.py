@@ -33,28 +33,27 @@ def tarball(members: Mapping[str, bytes], mode: str = "w:gz") -> bytes:
 
 
 def write(folder: Path, lines: Lines) -> None:
-    """Write the archives of the catalogs wmt14 and wmt16-t2t."""
+    """Write the archives of the catalog wmt14."""
     # Archives hold members of other language pairs too.
     archives: dict[str, dict[str, bytes]] = {
         "wmt13/training-parallel-europarl-v7.tgz": {"training/europarl-v7.cs-en.cs": "Jiný jazyk.\n".encode()}
     }
     with contextlib.chdir(ROOT):
-        contents = [catalogs.load(name) for name in ("wmt14", "wmt16-t2t")]
-    for content in contents:
-        for pair, entry in content.pairs.items():
-            for text in (*entry.train, entry.valid, *entry.test):
-                for side, language in zip((text.source, text.target), sides(pair), strict=True):
-                    path = urlsplit(content.archives[str(side.archive)].urls[0]).path.lstrip("/")
-                    archives.setdefault(path, {})[side.member] = _packed(side.member, lines(text.name, pair, language))
+        content = catalogs.load("wmt14")
+    for pair, entry in content.pairs.items():
+        for text in (*entry.train, entry.valid, *entry.test):
+            for side, language in zip((text.source, text.target), sides(pair), strict=True):
+                path = urlsplit(content.archives[str(side.archive)].urls[0]).path.lstrip("/")
+                archives.setdefault(path, {})[side.member] = _packed(side.member, lines(text.name, pair, language))
     for path, members in archives.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_bytes(tarball(members, "w:gz" if path.endswith(".tgz") else "w:"))
 
 
-def data(folder: Path, address: str, name: str, pair: Pair) -> dict[str, Any]:
-    """The section `data` of a catalog, with this mirror's archives in place of the originals."""
+def data(folder: Path, address: str, pair: Pair) -> dict[str, Any]:
+    """The section `data` of the catalog, with this mirror's archives in place of the originals."""
     with contextlib.chdir(ROOT):
-        content = catalogs.data_settings(catalogs.load(name), pair).model_dump()
+        content = catalogs.data_settings(catalogs.load("wmt14"), pair).model_dump()
     for archive in content["archives"]:
         path = urlsplit(archive["urls"][0]).path.lstrip("/")
         packed = (folder / path).read_bytes()

@@ -76,7 +76,6 @@ def parser_of(folder: Path, linearisation: Linearisation, seed: int = 3, **model
     settings = SubwordSettings(kind="bpe", merges=60, vocabulary=None, target="closed", multiple_of=64)
     symbols = [symbol for tree in read_trees(TREES, "TREES") for symbol in linearise(tree, linearisation)]
     source, target = codec.learn(dict.fromkeys(WORDS.split(), 3), dict.fromkeys(symbols, 3), settings)
-    assert target is not None
     codec.save(folder.parent / f"{folder.name}.subwords", source, target)
     changed = {
         "target": "tree",

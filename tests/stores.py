@@ -6,7 +6,6 @@ import re
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from orchestra import until
@@ -16,28 +15,12 @@ KEY, SECRET = "of-the-tests-access", "of-the-tests-secret"
 ADDRESS = r"http://127\.0\.0\.1:\d+"
 
 
-@dataclass
-class Store:
-    """A running server with an empty bucket."""
-
-    endpoint: str
-
-    def environment(self) -> dict[str, str]:
-        """The variables by which clients of S3 find it, and nothing else of the user's."""
-        return {
-            "AWS_ENDPOINT_URL": self.endpoint,
-            "AWS_ACCESS_KEY_ID": KEY,
-            "AWS_SECRET_ACCESS_KEY": SECRET,
-            "AWS_DEFAULT_REGION": "us-east-1",
-            "AWS_CONFIG_FILE": "/nonexistent",
-            "AWS_SHARED_CREDENTIALS_FILE": "/nonexistent",
-            "AWS_EC2_METADATA_DISABLED": "true",
-        }
-
-
 @contextmanager
-def rclone(folder: Path) -> Iterator[Store]:
-    """`rclone serve s3` on a folder, whose sub-folders are the buckets, until the end."""
+def rclone(folder: Path) -> Iterator[dict[str, str]]:
+    """`rclone serve s3` on a folder, whose sub-folders are the buckets, until the end.
+
+    Yields the variables by which clients of S3 find it, and nothing else of the user's.
+    """
     (folder / BUCKET).mkdir(parents=True, exist_ok=True)
     log = folder.with_suffix(".log")
     command = ["rclone", "serve", "s3", str(folder), "--addr", "127.0.0.1:0", "--auth-key", f"{KEY},{SECRET}"]
@@ -47,7 +30,15 @@ def rclone(folder: Path) -> Iterator[Store]:
     try:
         match = until(lambda: re.search(ADDRESS, log.read_text()) or process.poll(), "an address of rclone", 120, 0.05)
         assert isinstance(match, re.Match), log.read_text()
-        yield Store(match[0])
+        yield {
+            "AWS_ENDPOINT_URL": match[0],
+            "AWS_ACCESS_KEY_ID": KEY,
+            "AWS_SECRET_ACCESS_KEY": SECRET,
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_CONFIG_FILE": "/nonexistent",
+            "AWS_SHARED_CREDENTIALS_FILE": "/nonexistent",
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
     finally:
         process.kill()
         process.wait()

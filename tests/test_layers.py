@@ -28,14 +28,15 @@ for name in {modules!r}:
 
 
 def python(program: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    result = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    return result
 
 
 def test_training_needs_few_libraries() -> None:
     absent = {"mlflow", "prefect", "dvc", "sacremoses", "subword_nmt", "sentencepiece", "sacrebleu"}
     absent |= {"jaxtyping", "beartype", "matplotlib", "pandas", "rich", "scipy", "sklearn"}
-    result = python(ABSENT.format(absent=absent, modules=["nmt.training.loop", "nmt.training.checkpoint", "nmt.flops"]))
-    assert result.returncode == 0, result.stderr
+    python(ABSENT.format(absent=absent, modules=["nmt.training.loop", "nmt.training.checkpoint", "nmt.flops"]))
 
 
 def test_running_needs_no_tool_of_the_tests() -> None:
@@ -56,8 +57,7 @@ def test_running_needs_no_tool_of_the_tests() -> None:
         *("nmt.training.loop", "nmt.deployment.streams", "nmt.evaluation.bleu", "pipeline.cli", "pipeline.__main__"),
         *(f"pipeline.stages.{name}" for name in STAGES),
     ]
-    result = python(ABSENT.format(absent=tools, modules=modules))
-    assert result.returncode == 0, result.stderr
+    python(ABSENT.format(absent=tools, modules=modules))
 
 
 HELP = """
@@ -73,7 +73,6 @@ runpy.run_module({module!r}, run_name="__main__", alter_sys=True)
 def test_help_answers_at_once(module: str) -> None:
     """No slow library is imported; the limit in seconds of CPU, which a busy machine does not change, is a wide one."""
     result = python(HELP.format(module=module))
-    assert result.returncode == 0, result.stderr
     assert "--help" in result.stdout
     seconds, *imported = result.stderr.split()
     assert imported == []

@@ -5,18 +5,14 @@ from __future__ import annotations
 import contextlib
 import importlib
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import torch
 import yaml
 from clones import ROOT, commit, write_tiny_corpus
+from trainings import train_here
 
-from nmt.training import loop
-from nmt.training.distributed import World
-from nmt.training.settings import Job
 from pipeline.config.paths import PARAMS
 from pipeline.stages import train
 
@@ -30,13 +26,6 @@ OVERRIDES: dict[str, Any] = {
     "averaging": {"last": 3},
     "search": {"beam": 2, "max_extra": 2},
 }  # fmt: skip
-
-
-def train_here(folder: Path, watch: Callable[[], None], threads: int = 0) -> int:
-    """Train in this process, as the launcher's processes do."""
-    job = Job.model_validate(yaml.safe_load((folder / "job.yaml").read_text()))
-    loop.train(job, folder, World(0, 1, torch.device("cpu")))
-    return 0
 
 
 def training() -> None:

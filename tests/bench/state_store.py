@@ -63,7 +63,7 @@ def main() -> None:
     announce(parser.prog)
     result = {**conditions()}
     with tempfile.TemporaryDirectory(prefix="states-") as scratch, rclone(Path(scratch) / "buckets") as store:
-        os.environ |= store.environment()
+        os.environ |= store
         for name, parameters in PARAMETERS.items():
             folder = Path(scratch) / name / "0123-4567"
             result[name] = uploads(folder, parameters, MINUTES[name], f"s3://{BUCKET}/{name}")

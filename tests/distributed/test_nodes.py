@@ -7,9 +7,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
-from agents import PATIENCE, Start, alive, children, family, listening, reached, running_agents, wait_for
+from agents import PATIENCE, Start, family, listening, reached, running_agents, wait_for
+from orchestra import is_over
 from ports import free_port
 from trainings import MakeJob, final_weights, run, same
 
@@ -25,7 +27,7 @@ def agents(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
         yield start
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.skipif(sys.platform != "linux", reason="its processes ask to die with their parents")
 @pytest.mark.timeout(1800)
 def test_a_lost_node_is_replaced_and_a_lost_host_ends_both_sides(
     tmp_path: Path, tiny_job: MakeJob, agents: Start, monkeypatch: pytest.MonkeyPatch
@@ -42,19 +44,19 @@ def test_a_lost_node_is_replaced_and_a_lost_host_ends_both_sides(
     other = agents(folder, 1)
     wait_for(lambda: checkpoint.latest_resume(folder / "resume") is not None)
 
-    workers = children(other.pid)
+    workers = psutil.Process(other.pid).children()
     assert workers
     other.kill()
-    wait_for(lambda: not any(map(alive, workers)))
+    wait_for(lambda: all(map(is_over, workers)))
     before = reached(folder)
     assert 0 < before < UPDATES
     replacement = agents(folder, 1)
     wait_for(lambda: reached(folder) > before + 10)
     assert host.poll() is None
 
-    workers = children(host.pid)
+    workers = psutil.Process(host.pid).children()
     host.kill()
-    wait_for(lambda: not any(map(alive, workers)))
+    wait_for(lambda: all(map(is_over, workers)))
     assert replacement.wait(timeout=PATIENCE) != 0
     before = reached(folder)
     assert before < UPDATES

@@ -20,8 +20,9 @@ from clones import STAGES, Clone
 from command_line import printed, wmt
 from orchestra import until
 from ports import free_port
-from tiny_run import OVERRIDES, prepare, run_stages, train_here
+from tiny_run import OVERRIDES, prepare, run_stages
 from tracked import connected
+from trainings import train_here
 
 from pipeline.tracking.publish import SIZES
 from pipeline.trainings import launch

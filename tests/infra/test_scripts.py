@@ -137,7 +137,7 @@ sys.exit(main(["push"]))
 def test_dvc_answers_a_wrong_secret_with_a_403_that_recover_explains(here: Path) -> None:
     (here / "result").write_text("of a run")
     with rclone(here / "buckets") as store:
-        wrong = {**store.environment(), "AWS_SECRET_ACCESS_KEY": "a-wrong-secret-of-mine"}
+        wrong = {**store, "AWS_SECRET_ACCESS_KEY": "a-wrong-secret-of-mine"}
         result = run(sys.executable, "-c", PUSHES, **wrong)
     assert result.returncode == 255
     assert FORBIDDEN in result.stderr

@@ -7,9 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import yaml
-from agents import PATIENCE, alive, children, family, listening, reached, running_agents, wait_for
+from agents import PATIENCE, family, listening, reached, running_agents, wait_for
+from orchestra import is_over
 from ports import free_port
 
 from nmt.training import checkpoint
@@ -47,9 +49,9 @@ def test_lost_machines_that_are_not_replaced_change_no_bit(
         others = [start(folder, 1) for _ in range(2)]
         wait_for(lambda: reached(folder) > 60)
         for other in others:
-            workers = children(other.pid)
+            workers = psutil.Process(other.pid).children()
             other.kill()
-            wait_for(lambda workers=workers: not any(map(alive, workers)))
+            wait_for(lambda workers=workers: all(map(is_over, workers)))
             before = reached(folder)
             assert before < UPDATES
             wait_for(lambda before=before: reached(folder) > before + 60)

@@ -148,7 +148,7 @@ def test_the_right_bytes_in_the_end(
     folder, address = mirror
     monkeypatch.chdir(tmp_path)
     Path("results").mkdir()
-    settings = data(folder, address, "wmt14", pair)
+    settings = data(folder, address, pair)
     Path("results/config.yaml").write_text(yaml.safe_dump({"data": settings}))
     whole = {archive["sha256"] for archive in settings["archives"]}
     chance, killed = random.Random(pair), 0

@@ -68,7 +68,7 @@ def test_ten_machines_are_lost(
     with rclone(tmp_path / "buckets") as store:
         environment = {
             **os.environ,
-            **store.environment(),
+            **store,
             "PYTHONPATH": str(ROOT),
             "OMP_NUM_THREADS": "1",
             "WMT_PROCESSES": "1",
@@ -76,7 +76,7 @@ def test_ten_machines_are_lost(
         undisturbed = tmp_path / "undisturbed/0123-4567"
         assert start(undisturbed, job, {**environment, "WMT_STATE": str(tmp_path / "none")}).wait() == 0
         environment["WMT_STATE"] = f"s3://{BUCKET}/spot"
-        for name, value in store.environment().items():
+        for name, value in store.items():
             monkeypatch.setenv(name, value)
         states = StateStore(environment["WMT_STATE"], "0123-4567")
         at, lost = 0, []
@@ -115,7 +115,7 @@ def test_a_bare_clone_resumes_by_dvc_repro(tmp_path: Path) -> None:
     with rclone(tmp_path / "buckets") as store:
         for name, clone in clones.items():
             clone.params(overrides={**SHRUNKEN, "training": training})
-            environment = {**clone.environment(), **store.environment(), "OMP_NUM_THREADS": "1", "WMT_PROCESSES": "1"}
+            environment = {**clone.environment(), **store, "OMP_NUM_THREADS": "1", "WMT_PROCESSES": "1"}
             environment["WMT_STATE"] = f"s3://{BUCKET}/{'undisturbed' if name == 'undisturbed' else 'spot'}"
             clone.environment = lambda environment=environment: environment
         undisturbed, here, there = clones.values()

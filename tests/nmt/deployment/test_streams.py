@@ -7,7 +7,6 @@ import json
 import math
 import os
 import re
-import resource
 import select
 import shutil
 import subprocess
@@ -22,6 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 from command_line import printed, refused, warned, wmt
+from data_stages import full_disk
 from model_folders import TREES
 
 from nmt.codec import Codec
@@ -269,12 +269,8 @@ def test_parsing_says_what_it_repaired_and_each_line_of_json_too(
 
 def test_a_full_disk_is_one_sentence(model: Path, tmp_path: Path) -> None:
     text, out = write(tmp_path / "in", LINES * 40), tmp_path / "out"
-    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
-    try:
+    with full_disk(1000):
         assert refused("translate", model, "--input", text, "--output", out) == f"translate: {out}: File too large"
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
     assert not out.exists()
 
 

@@ -31,7 +31,7 @@ from nmt.text import subwords, words
 from nmt.text.settings import SubwordSettings, TokenizerSettings
 from pipeline.report import browser_model, page
 from pipeline.report import sentences as sentences_view
-from pipeline.report.page import Heading, Paragraph, View
+from pipeline.report.page import Block, Heading, View
 from pipeline.report.sentences import Line
 
 if TYPE_CHECKING:
@@ -77,11 +77,11 @@ def dequantized(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 @contextmanager
-def model_page(browser: Browser, folder: Path, example: str = "dog") -> Iterator[Page]:
-    """A page in which one uses the model of a folder."""
+def model_page(browser: Browser, folder: Path, example: str, *further: Block) -> Iterator[Page]:
+    """A page in which one uses the model of a folder, with further blocks below it."""
     path = folder.with_name("page.html")
     (folder / "subwords" / words.FILE).write_text("dog\n")
-    blocks = [Heading("Model", 1), *browser_model.section(folder, [example])]
+    blocks = [Heading("Model", 1), *browser_model.section(folder, [example]), *further]
     path.write_text(page.html(blocks), encoding="utf-8")
     with opened(browser, path) as shown:
         open_sections(shown)
@@ -294,12 +294,7 @@ def test_words_without_training_text_are_marked_where_it_learned(browser: Browse
     line = {"line": 1, "source": "a dog", "reference": "b"}
     steps = [{"update": 1, "loss": 1.0, "outputs": ["b"]}]
     learned = View("learning", "learning", {"title": "t", "languages": ["en", "de"], "lines": [line], "steps": steps})
-    folder = folder_of(tmp_path / "model")
-    (folder / "subwords" / words.FILE).write_text("dog\n")
-    model = browser_model.section(folder, ["dog"])
-    (tmp_path / "page.html").write_text(page.html([Heading("M", 1), *model, Heading("L"), learned]), encoding="utf-8")
-    with opened(browser, tmp_path / "page.html") as shown:
-        open_sections(shown)
+    with model_page(browser, folder_of(tmp_path / "model"), "dog", Heading("L"), learned) as shown:
         assert shown.locator("[data-view=learning] .unseen").all_text_contents() == ["a"]
 
 
@@ -347,9 +342,6 @@ def test_a_large_model_is_in_a_file_beside_the_page(
     [inside] = browser_model.section(folder, ["the dog"])
     monkeypatch.setattr(browser_model, "LARGEST", 1000)
     beside, why = browser_model.section(folder, ["the dog"])
-    assert isinstance(inside, View)
-    assert isinstance(beside, View)
-    assert isinstance(why, Paragraph)
     assert beside._replace(beside="") == inside
     assert f" MB, are in a file beside this page. At a terminal: {command} {folder}; over HTTP: " in why.text
     assert why.text.endswith(f"mlflow models serve --env-manager local -m models:/wmt-{pair}@best -p 5001")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from clones import ROOT
 
 from nmt.common import tensors
 from nmt.errors import InputError
@@ -19,7 +20,6 @@ from pipeline.config.paths import CONFIG
 from pipeline.config.settings import Configuration
 from pipeline.stages import average
 
-ROOT = Path(__file__).resolve().parents[3]
 VOCABULARY, WIDTH = 6, 4
 
 
@@ -99,13 +99,7 @@ def test_the_best_checkpoints_are_averaged(capsys: pytest.CaptureFixture[str]) -
     assert not capsys.readouterr().out
     assert averaged_best(4, losses) == "mean of updates 100, 200, 300"
     assert "average: averaging.best is 4, but training left 3 (" in capsys.readouterr().out
-
-
-def test_without_a_validation_at_a_checkpoint_there_is_no_best() -> None:
-    checkpoints(100, 200)
-    with pytest.raises(
-        InputError, match=r"^averaging\.best is 2, but none of the checkpoints .* training\.validate_every"
-    ):
+    with pytest.raises(InputError, match=r"best is 2, but none of the checkpoints .* training\.validate_every"):
         averaged_best(2, {150: 1.0})
 
 

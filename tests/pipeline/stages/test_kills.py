@@ -5,13 +5,13 @@ A training whose disk is full ends with a sentence and is resumed. Its kills are
 
 from __future__ import annotations
 
-import resource
 import shutil
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
+from data_stages import contents, full_disk
 from kills import every_kill
 from tiny_run import prepare, run_stages, training
 from trainings import stop_after
@@ -21,6 +21,7 @@ from nmt.training import checkpoint
 from pipeline.__main__ import outcome
 from pipeline.config import graph, paths
 
+MADE = "models", "results"
 STEP = 7  # of the points at which a stage can be killed, for the test's time
 
 
@@ -34,15 +35,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-def made() -> dict[str, bytes]:
-    """All files, also hidden ones, by path."""
-    found = (path for folder in ("models", "results") for path in Path(folder).rglob("*") if path.is_file())
-    return {str(path): path.read_bytes() for path in found}
-
-
 @pytest.mark.parametrize("stage", ["average", "decode", "score"])
 def test_a_killed_stage_leaves_nothing_half_written(trained: None, stage: str) -> None:
-    undisturbed, outs = made(), list(map(Path, graph.stages()[stage].outs))
+    undisturbed, outs = contents(*MADE), list(map(Path, graph.stages()[stage].outs))
 
     def removed() -> None:
         """As DVC does before a stage."""
@@ -56,29 +51,24 @@ def test_a_killed_stage_leaves_nothing_half_written(trained: None, stage: str) -
     points = set()
     for _, point in every_kill(prepared, STEP):
         points.add(point)
-        for path, content in made().items():
+        for path, content in contents(*MADE).items():
             assert any(part.startswith(".") for part in Path(path).parts) or content == undisturbed[path], point
         removed()
         run_stages(stage)
-        assert made() == undisturbed, point
+        assert contents(*MADE) == undisturbed, point
     assert len(points) > 2, points
 
 
 def test_a_training_on_a_full_disk_is_a_sentence_and_resumed(trained: None) -> None:
-    undisturbed, (state,) = made(), Path("work/train").iterdir()
+    undisturbed, (state,) = contents(*MADE), Path("work/train").iterdir()
     shutil.rmtree(state)
     with pytest.MonkeyPatch.context() as patch:
         stop_after(patch, 10)
         with pytest.raises(Interrupted):
             training()
     largest = (state / "resume/update-00000010/model.safetensors").stat().st_size  # The moments are twice as large.
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (largest + 4096, before[1]))
-    try:
-        with pytest.raises(OSError, match="File too large") as caught:
-            training()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with full_disk(largest + 4096), pytest.raises(OSError, match="File too large") as caught:
+        training()
     _, sentence, status = outcome(caught.value)
     assert (sentence.endswith("make room and run again: nothing half-written is left"), status) == (True, 1), sentence
     assert checkpoint.last_saved_update(state) == 10, "what was complete"

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from clones import ROOT
 
 from pipeline.config import paths
 from pipeline.trainings.outputs import write_curves
 
-ROOT = Path(__file__).resolve().parents[3]
 UPDATES, EVERY, VALIDATE_EVERY = 120, 10, 25
 """Validations stand between the intervals, and once in an interval's own update."""
 

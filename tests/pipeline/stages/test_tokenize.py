@@ -144,7 +144,6 @@ def test_any_text_stays_paired(
     [
         ({"web.en": b"one\n"}, r"train\.web\.en has 1 lines and data/raw/train\.web\.de has 3"),
         ({"web.en": b"one\ntwo \xff\nthree\n"}, r"train\.web\.en, line 2: the byte 0xff at offset 8"),
-        ({"web.en": b"", "web.de": b""}, "are empty"),
         (dict.fromkeys(("news.en", "web.en", "news.de", "web.de"), b"\n"), r"none of the 2 .*filters \(2: empty\)"),
     ],
 )

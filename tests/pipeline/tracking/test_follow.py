@@ -134,21 +134,15 @@ def test_a_server_that_is_down_is_told_once_and_delays_nothing(
 ) -> None:
     # Nothing listens on this port: connections are refused.
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
-    warned = ""
-
-    def told() -> bool:
-        nonlocal warned
-        warned += capfd.readouterr().err
-        return bool(warned)
-
+    problem = Mock(wraps=server.problem)
+    monkeypatch.setattr(server, "problem", problem)
     with follow(state):
-        wait_for(told)
+        wait_for(lambda: problem.call_count > 1)
         start = time.monotonic()
         measure(state, 1)
     assert time.monotonic() - start < 30
-    warned += capfd.readouterr().err
-    assert warned.count("\n") == 1
-    assert warned.startswith("train: tracking: MLflow at http://127.0.0.1:9: ")
+    (warning,) = capfd.readouterr().err.splitlines()
+    assert warning.startswith("train: tracking: MLflow at http://127.0.0.1:9: ")
 
 
 def test_the_code_is_sent_again_where_that_failed(root: Path, state: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,7 +82,6 @@ def test_trees_are_registered_by_their_f1(root: Path) -> None:
     with connected(root / "mlflow.db") as client:
         version = client.get_model_version_by_alias("wmt-en-tree", "best")
         experiment = client.get_experiment_by_name("wmt-en-tree")
-    assert experiment is not None
     assert experiment.tags["mlflow.experiment.primaryMetric.name"] == "valid_f1"
     assert version.tags.items() >= {"f1": "91.04321", "valid_f1": "90.0", "valid_f1_set": "wsj22, 1700 lines"}.items()
     assert version.tags["valid_f1_references"] == digest(["(S (NN a))"]), "not the paper's section 22"

@@ -180,7 +180,7 @@ def test_a_path_that_no_address_of_a_database_allows_is_refused(
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     with pytest.raises(InputError, match="addresses of databases allow no"):
         server.uri()
-    with pytest.raises(InputError, match="addresses of databases allow no"):
+    with pytest.raises(InputError):
         services.serve(worker=False)
 
 

@@ -16,8 +16,8 @@ import pytest
 import yaml
 from agents import wait_for
 from fsspec.implementations.dirfs import DirFileSystem
-from stores import BUCKET, SECRET, Store, rclone
-from trainings import MakeJob, final_weights, run, same, stop_after
+from stores import BUCKET, SECRET, rclone
+from trainings import MakeJob, final_weights, same, stop_after, train_here
 
 from nmt.common.processes import Interrupted
 from nmt.errors import InputError
@@ -252,14 +252,14 @@ def test_a_store_that_fails_stops_nothing(
 
 
 @pytest.fixture(scope="module")
-def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    with rclone(tmp_path_factory.mktemp("rclone") / "buckets") as server:
-        yield server
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    with rclone(tmp_path_factory.mktemp("rclone") / "buckets") as variables:
+        yield variables
 
 
-def use(s3: Store, monkeypatch: pytest.MonkeyPatch, **variables: str) -> None:
-    """Keep states in this store; `variables` replace its own."""
-    for name, value in {**s3.environment(), **variables}.items():
+def use(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]) -> None:
+    """Keep states in the store of these variables."""
+    for name, value in variables.items():
         monkeypatch.setenv(name, value)
     fsspec.get_filesystem_class("s3").clear_instance_cache()
 
@@ -275,9 +275,9 @@ def use(s3: Store, monkeypatch: pytest.MonkeyPatch, **variables: str) -> None:
     ],
 )
 def test_a_store_that_cannot_be_used_is_one_sentence_without_credentials(
-    s3: Store, make: Make, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], sentence: str
+    s3: dict[str, str], make: Make, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], sentence: str
 ) -> None:
-    use(s3, monkeypatch, **{"WMT_STATE": f"s3://{BUCKET}/x", **variables})
+    use(monkeypatch, {**s3, "WMT_STATE": f"s3://{BUCKET}/x", **variables})
     with pytest.raises(OSError, match=rf"//.* cannot be used \({sentence}.*check the addr") as caught:
         sync.launch_with_store(make("here"), lambda: None)
     text = str(caught.value)
@@ -289,18 +289,13 @@ def test_a_store_that_cannot_be_used_is_one_sentence_without_credentials(
 @pytest.mark.parametrize("url", ["s3://key:secret@bucket/x", "s3://bucket?token=secret"])
 def test_credentials_in_urls_are_refused_not_repeated(make: Make, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     monkeypatch.setenv("WMT_STATE", url)
-    with pytest.raises(InputError, match="without credentials") as refused:
+    with pytest.raises(InputError) as refused:
         sync.launch_with_store(make("here"), lambda: None)
     assert "secret" not in str(refused.value)
 
 
-def train_here(job: Path) -> int:
-    """Train the job in a folder as torchrun's only process does, in this process: importing torch takes seconds."""
-    return 0 if run(yaml.safe_load((job / "job.yaml").read_text()), job) else 1
-
-
 def test_stopped_by_sigterm_the_last_update_is_uploaded_and_resumed_to_the_same_bits(
-    s3: Store, tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+    s3: dict[str, str], tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = ("undisturbed", "here", "there", "third")
     undisturbed, here, there, third = folders = [tmp_path / name / NAME for name in names]
@@ -309,7 +304,7 @@ def test_stopped_by_sigterm_the_last_update_is_uploaded_and_resumed_to_the_same_
         folder.mkdir(parents=True)
         (folder / "job.yaml").write_text(yaml.safe_dump(job))
     url = f"s3://{BUCKET}/some/prefix"
-    use(s3, monkeypatch, WMT_STATE=url)
+    use(monkeypatch, {**s3, "WMT_STATE": url})
 
     def stopped_training(job: Path, _: Any) -> int:
         with monkeypatch.context() as patch:
@@ -322,7 +317,7 @@ def test_stopped_by_sigterm_the_last_update_is_uploaded_and_resumed_to_the_same_
         sync.launch_with_store(here, lambda: None)
     assert sync.StateStore(url, NAME).newest()[0] == checkpoint.last_saved_update(here) == 25
     shutil.rmtree(here)
-    monkeypatch.setattr(launch, "torchrun", lambda job, _: train_here(job))
+    monkeypatch.setattr(launch, "torchrun", train_here)
     assert sync.launch_with_store(there, lambda: None) == 0
     assert train_here(undisturbed) == 0
     assert same(final_weights(there), final_weights(undisturbed))
