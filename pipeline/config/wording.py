@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from humanize import precisedelta
 
 from nmt.errors import InputError
 from nmt.task import task_in
-from pipeline.config.paths import SCORES
+from pipeline.config.paths import SCORES, read_json
 
 _OUT_OF_MEMORY = re.compile(
     "Cannot allocate memory|failed to map segment|can't start new thread|DefaultCPUAllocator|out of memory"
@@ -41,6 +42,20 @@ def duration(seconds: float) -> str:
     finer = {86_400: "hours", 3_600: "minutes"}
     unit = next((name for size, name in finer.items() if seconds >= size), "seconds")
     return precisedelta(seconds, minimum_unit=unit, suppress=["months", "years"], format="%.0f")
+
+
+def read_scores(path: Path = SCORES, *keys: str) -> dict[str, Any]:
+    """Return the content of results/scores.json; raise InputError if a printed number, edited by hand, is not one."""
+    scores = read_json(path, *keys)
+    sets = scores.get("sets", {})
+    if not isinstance(sets, dict) or not all(isinstance(of_set, dict) for of_set in sets.values()):
+        raise InputError(f"{path} has sets that are no test sets: run `dvc repro` to make it again")
+    for of_set in (scores, *sets.values()):
+        key = task_in(of_set).key
+        for name in (key, f"{key}_low", f"{key}_high", "train_seconds", *keys):
+            if not isinstance(of_set.get(name, 0), int | float):
+                raise InputError(f"{path} has {of_set[name]!r} as {name}, no number: run `dvc repro` to make it again")
+    return scores
 
 
 def summary(scores: Mapping[str, Any]) -> str:

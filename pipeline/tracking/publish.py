@@ -15,6 +15,7 @@ from nmt.text.parallel_text import read_lines
 from pipeline.config import graph, paths
 from pipeline.config.paths import CHAIN, CONFIG, CURVES, SCORES, VALIDATION, read_json, read_table, state_root
 from pipeline.config.resolution import changed
+from pipeline.config.wording import read_scores
 from pipeline.report.scores import identities
 from pipeline.tracking import registry, server, source, view
 from pipeline.tracking.follow import Points
@@ -29,7 +30,7 @@ SIZES = ("params", "vocabulary", "updates", "averaged_checkpoints", "devices", "
 def complete(client: MlflowClient, ran: bool) -> str:
     """Complete the run of the results in this folder, which the code here made if it `ran`; return the run's name."""
     run = server.open_run(client, read_json(CHAIN, "state")["state"])
-    configuration, scores = read_yaml(CONFIG), read_json(SCORES, "updates")
+    configuration, scores = read_yaml(CONFIG), read_scores(SCORES, "updates")
     points = Points(client, run)
     for table in (CURVES, VALIDATION):
         points.send(read_table(table))

@@ -49,6 +49,18 @@ def test_bleu_its_interval_and_where_things_are() -> None:
     assert refused("summary").startswith("summary: results/scores.json cannot be read")
 
 
+@pytest.mark.parametrize("name", ["bleu", "bleu_high", "train_seconds"])
+@pytest.mark.parametrize("forged", ["99", None, [1]])
+def test_text_for_a_number_is_named(name: str, forged: object) -> None:
+    sentence = f"summary: results/scores.json has {forged!r} as {name}, no number: run `dvc repro` to make it again"
+    write({**SCORES, name: forged})
+    assert refused("summary") == sentence
+    write({**SCORES, "sets": {"medical": {**SCORES, name: forged}}})
+    assert refused("summary") == sentence
+    write({**SCORES, "sets": forged})
+    assert "has sets that are no test sets: run `dvc repro`" in refused("summary")
+
+
 def test_it_says_that_a_newer_run_is_going_on() -> None:
     Path(".dvc/tmp/status").mkdir(parents=True)
     # The number of this process, whose command has the stage's name in it only at last.
