@@ -210,8 +210,7 @@ def score(
     if steps := paper_way(hypotheses, references, lang, lowercase=lowercase):
         scores["bleu_paper_way"] = steps[-1][1]
         scores["paper_way_steps"] = [{"step": name, "bleu": value} for name, value in steps]
-    reported = known is not None and any(LOWERCASED in listing.columns for listing in known.listings)
-    if steps and (lowercase or reported):
+    if steps and (lowercase or (known and known.has(LOWERCASED))):
         sides = (lowercased_tokens(lines, lang) for lines in (hypotheses, references))
         scores[LOWERCASED] = corpus_score(BLEU(tokenize="none", force=True), *sides)[0]
     if key != "chrf":

@@ -35,6 +35,10 @@ class KnownSet(Settings):
     words: int | None = None  # of trees
     listings: list[Listing] = Field(default_factory=list)
 
+    def has(self, measure: str) -> bool:
+        """Return whether others report the score of this key."""
+        return any(measure in listing.columns for listing in self.listings)
+
 
 @cache
 def known_sets() -> list[KnownSet]:
