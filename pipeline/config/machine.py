@@ -51,8 +51,8 @@ def gpus() -> list[Gpu]:
     ]
 
 
-def _nvidia_smi(fields: str) -> list[str]:
-    command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
+def _nvidia_smi(fields: str, *options: str) -> list[str]:
+    command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader", *options]
     try:
         listed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=NVIDIA_SMI_TIMEOUT).stdout
     except (OSError, subprocess.SubprocessError):
@@ -82,8 +82,11 @@ def _limits(controller: str, *files: str) -> Iterator[list[str]]:
 def fastest_precision() -> Precision:
     """Return the precision in which the device that trains multiplies matrices fastest: GPUs, or else the CPU."""
     if gpus():
+        # It knows the ids of whole GPUs alone; of a slice, all GPUs are asked.
+        whole = [gpu.id for gpu in gpus() if not gpu.id.startswith("MIG-")]
+        described = _nvidia_smi("compute_cap", *([f"--id={','.join(whole)}"] if whole else []))
         # From 8.0 (A100) on, GPUs multiply bfloat16 in hardware. Old drivers do not tell.
-        capabilities = re.findall(r"^\d+\.\d+$", "\n".join(_nvidia_smi("compute_cap")), re.MULTILINE)
+        capabilities = re.findall(r"^\d+\.\d+$", "\n".join(described), re.MULTILINE)
         return "bfloat16" if capabilities and min(map(float, capabilities)) >= 8 else "float32"
     return "bfloat16" if BFLOAT16_FLAGS.intersection(cpuinfo("flags").split()) else "float32"
 

@@ -158,13 +158,17 @@ def test_gpus_are_those_that_cuda_shows(
     [("8.0", "bfloat16"), ("9.0\\n10.0", "bfloat16"), ("9.0\\n7.5", "float32"), ("Field is not valid", "float32")],
 )
 def test_precision_and_memory_are_those_of_the_gpus_that_train(
-    nvidia_smi: Path, described: Path, told: str, precision: str
+    nvidia_smi: Path, described: Path, told: str, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     described.write_text(EPYC.format(" amx_bf16" if precision == "float32" else ""))
     listed = "GPU-1, H100, 81559 MiB\\nGPU-2, V100, 16384 MiB"
-    nvidia_smi.write_text(f"#!/bin/sh\ncase $1 in *cap*) printf '{told}\\n';; *) printf '{listed}\\n';; esac\n")
+    capabilities = f"*cap*GPU-1,GPU-2) printf '{told}\\n';; *cap*GPU-1) echo 8.0"
+    nvidia_smi.write_text(f"#!/bin/sh\ncase $* in {capabilities};; *) printf '{listed}\\n';; esac\n")
     assert resolution.resolve(PARAMS).training.precision == precision
     assert machine.memory() == 2**34
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    machine.gpus.cache_clear()
+    assert (machine.fastest_precision(), machine.memory()) == ("bfloat16", 81559 * 2**20)
 
 
 @pytest.mark.parametrize("script", ["exec sleep 600", "exit 9", "echo No devices were found"])
