@@ -76,6 +76,7 @@ def test_its_own_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     rows = dict(enumerate(scores.sentences, start=1))
     assert {row for row, sentence in rows.items() if sentence.skipped} == SKIPPED
     assert {row for row, sentence in rows.items() if sentence.error} == ERRORS
+    assert [sentence.length for sentence in scores.sentences[-4:]] == [4, 44, 4, 5], "without traces"
     # The last lines of sample/sample.rsl: every count of every sentence is in these sums.
     for total, numbers in (
         (scores.total, (24, 5, 2, 87.76, 90.53, 89.12, 52.94, 0.06, 94.12, 100.00, 98.15)),

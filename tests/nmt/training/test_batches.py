@@ -181,7 +181,7 @@ def test_pairs_and_lines_are_found_over_blocks_and_files(tmp_path: Path) -> None
     assert sorted(order) == list(range(40))
     assert [sizes[number] for number in order] == list(zip(corpus.src_lengths, corpus.tgt_lengths, strict=True))
     bins = corpus.sort_keys(np.arange(40)).tolist()
-    assert [sorted(set(bins)).index(b) for b in bins] == [(t > 4) + (t > 8) for t in corpus.tgt_lengths]
+    assert [sorted(set(bins)).index(b) for b in bins] == [(t > 4) + (t > 8) for t in corpus.tgt_lengths.tolist()]
     assert corpus.tokens == sum(s + t for s, t in sizes)
     one, other = (LengthSums.of(*sizes[number]) for number in order[:2])
     assert corpus.sums(np.array([0, 1])) == one + other
