@@ -21,10 +21,11 @@ def products(rows: int, bias: bool) -> tuple[Int8Linear, torch.Tensor, torch.Ten
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_every_row_is_exact_to_a_hundredth(bias: bool) -> None:
+def test_the_error_of_every_row_is_below_two_levels(bias: bool) -> None:
+    """0.015 with VNNI, 0.03 without."""
     layer, x, exact = products(7, bias)
     error = (layer(x) - exact).norm(dim=-1) / exact.norm(dim=-1)
-    assert error.max() < 0.015
+    assert error.max() < 1.9 / layer.levels
 
 
 def test_a_row_does_not_depend_on_the_other_rows_and_zeros_stay_finite() -> None:
