@@ -377,6 +377,19 @@ def test_what_training_left_does_not_contradict_the_chain(
     assert all(re.match(*pair) for pair in zip(contradictions, problems, strict=True)), problems
 
 
+def test_updates_are_trained_again_with_the_threads_that_they_had(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    forge(lambda link: link["conditions"].update(threads=1 if link["update"] <= 10 else 2))
+    asked = []
+
+    def torchrun(folder: Path, watch: object, threads: int) -> int:
+        asked.append(threads)
+        return train_here(folder)
+
+    monkeypatch.setattr(launch, "torchrun", torchrun)
+    assert intervals("4:16").status == "recomputed"
+    assert asked == [1, 2]
+
+
 def test_forged_links_are_found_where_they_are_trained_again(run: Path) -> None:
     """And without the states to begin there, nothing is shown."""
     forge(lambda link: link.update(weights="0" * 64, moments="0" * 64) if link["update"] == 10 else None)
