@@ -22,7 +22,7 @@ class Task(NamedTuple):
     output: str  # what it makes of a line
     unit: str  # what a token of the target is
     of_line: str  # the name of a single line's score
-    counted: tuple[str, str]  # by which the report groups lines, and what each group counts
+    counted: tuple[str, str]  # what the report groups lines by, and what it counts
 
 
 _TREE_MEASURES = (

@@ -162,13 +162,15 @@ class Merges:
 
         Merges that make a piece which is not `known` are undone, down to single characters.
         """
-        pieces = self._symbols(word)
-        pieces[-1] = pieces[-1].removesuffix(_END)
-        if known is not None and len(word) > 1:
-            from subword_nmt.apply_bpe import check_vocab_and_split
+        *first, last = self._symbols(word)
+        pieces = [*(symbol + INSIDE for symbol in first), last.removesuffix(_END)]
+        if known is None or len(word) == 1 or all(piece in known for piece in pieces):
+            return pieces
+        from subword_nmt.apply_bpe import check_vocab_and_split
 
-            pieces = check_vocab_and_split(tuple(pieces), self._parts, known, INSIDE)
-        return [piece + INSIDE for piece in pieces[:-1]] + pieces[-1:]
+        plain = (*first, pieces[-1])
+        parts = list(check_vocab_and_split(plain, self._parts, known, INSIDE))
+        return [part + INSIDE for part in parts[:-1]] + parts[-1:]
 
     def _symbols(self, word: str) -> list[str]:
         """Merge all occurrences of the pair of the lowest rank, from the left, until no pair has a rank.

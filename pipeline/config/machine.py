@@ -82,7 +82,7 @@ def _limits(controller: str, *files: str) -> Iterator[list[str]]:
 def fastest_precision() -> Precision:
     """Return the precision in which the device that trains multiplies matrices fastest: GPUs, or else the CPU."""
     if gpus():
-        # It knows the ids of whole GPUs alone; of a slice, all GPUs are asked.
+        # nvidia-smi takes ids of whole GPUs only; for a slice, all GPUs are asked.
         whole = [gpu.id for gpu in gpus() if not gpu.id.startswith("MIG-")]
         described = _nvidia_smi("compute_cap", *([f"--id={','.join(whole)}"] if whole else []))
         # From 8.0 (A100) on, GPUs multiply bfloat16 in hardware. Old drivers do not tell.

@@ -166,8 +166,9 @@ def run(
                 log(line.decode(errors="replace"))
 
     # A file: if this process were killed, a pipe would break and end a stage that is saving its state.
-    with printed.open("wb") as file, printed.open("rb") as output:
-        fcntl.flock(file, fcntl.LOCK_SH)  # Inherited with the file: no killed process leaves it, nor does a reboot.
+    with printed.open("w+b") as file, printed.open("rb") as output:  # For this lock network file systems want "+".
+        # The command's processes inherit it, and the system releases it when the last one ends, killed or not.
+        fcntl.flock(file, fcntl.LOCK_SH)
         process = start(command, cwd=copy, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
         try:
             while process.poll() is None:

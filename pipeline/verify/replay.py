@@ -123,19 +123,21 @@ class Training:
                 copy_parent(folder, StartSettings.model_validate(parent))
             recorded = [link for link in self.links if start < link.update <= end]
             # A training that was extended is trained again in the same parts: losses were recorded at other updates.
-            # So is one that was resumed with other threads.
-            conditions = groupby(recorded, lambda link: (link.updates, link.validate_every, link.conditions["threads"]))
-            for (updates, every, threads), links in conditions:
+            # So is one that was resumed with other threads, unless its bits are those of any number.
+            for (updates, every, threads), links in groupby(recorded, self._part):
                 settings = {"updates": updates, "validate_every": every, "keep_states": 0, "patience": None}
                 job = {**self.job, "training": {**self.job["training"], **settings}, "corpus": str(corpus.resolve())}
                 (folder / "job.yaml").write_text(yaml.safe_dump(job), encoding="utf-8")
                 (folder / "last_update").write_text(str(list(links)[-1].update), encoding="utf-8")
                 (folder / "done.json").unlink(missing_ok=True)
-                torchrun = partial(launch.torchrun, threads=0 if self.portable else int(threads))
-                launch_and_watch(folder, torchrun, lambda *_: None)
+                launch_and_watch(folder, partial(launch.torchrun, threads=threads), lambda *_: None)
             if outputs is not None and (start, end) == (0, self.last):
                 write_outputs(folder, outputs)
             return chain.read_chain(folder / history.CHAIN), history.read_history(folder / history.HISTORY)
+
+    def _part(self, link: Link) -> tuple[int, int, int]:
+        """Return `training.updates`, `validate_every` and the threads of a process with which a link is made again."""
+        return link.updates, link.validate_every, 0 if self.portable else int(link.conditions["threads"])
 
     def _parting(self, start: int, end: int, again: Sequence[Link], records: Sequence[Mapping[str, Any]]) -> str | None:
         """Return the first link after `start` that differs, and why it may; None where all up to `end` are equal."""

@@ -22,7 +22,7 @@ def products(rows: int, bias: bool) -> tuple[Int8Linear, torch.Tensor, torch.Ten
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_the_error_of_every_row_is_below_two_levels(bias: bool) -> None:
-    """0.015 with VNNI, 0.03 without."""
+    """The relative error, in steps of the inputs: 0.015 with VNNI, 0.03 without."""
     layer, x, exact = products(7, bias)
     error = (layer(x) - exact).norm(dim=-1) / exact.norm(dim=-1)
     assert error.max() < 1.9 / layer.levels

@@ -237,7 +237,7 @@ def test_word_pieces_settings_are_refused_with_bpe() -> None:
 
 
 def test_damaged_folders_are_refused(subwords: Subwords, tmp_path: Path) -> None:
-    with pytest.raises(InputError):
+    with pytest.raises(InputError, match="nowhere holds no usable subwords"):
         load(tmp_path / "nowhere")
     subwords.save(tmp_path / "whole")
     for path in (tmp_path / "whole").iterdir():
@@ -249,6 +249,6 @@ def test_damaged_folders_are_refused(subwords: Subwords, tmp_path: Path) -> None
         half = content.rsplit(b" ", 1)[0] if path.name == "codes.bpe" else content[: len(content) // 2]
         for damaged in (b"", half, b"\xff\x00" * 99):
             path.write_bytes(damaged)
-            with pytest.raises(InputError):
+            with pytest.raises(InputError, match="whole holds no usable subwords"):
                 load(tmp_path / "whole")
         path.write_bytes(content)

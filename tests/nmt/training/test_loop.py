@@ -56,6 +56,17 @@ def test_it_learns_to_copy(tmp_path: Path, tiny_job: MakeJob) -> None:
     assert sum(map(operator.eq, outputs.values(), targets)) >= len(targets) - 1 > 3
 
 
+def test_translations_change_no_weight(tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = tiny_job(updates=4, validate_every=2, validation_sample=5, verify_every=1)
+    assert run(job, tmp_path / "with")
+    assert [*map(len, logged(tmp_path / "with", "sample"))] == [5, 5]
+    monkeypatch.setattr(Trainer, "translate_examples", lambda *_: {})
+    assert run(tiny_job(updates=4, validate_every=2, verify_every=1), tmp_path / "without")
+    assert same(final_weights(tmp_path / "with"), final_weights(tmp_path / "without"))
+    assert (logged(tmp_path / "without", "outputs"), logged(tmp_path / "without", "sample")) == ([{}, {}], [])
+    assert read_chain(tmp_path / "with/chain.jsonl") == read_chain(tmp_path / "without/chain.jsonl")
+
+
 @pytest.mark.parametrize(
     ("changes", "stops"),
     [

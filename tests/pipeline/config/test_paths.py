@@ -33,5 +33,5 @@ def test_json_goes_round_whole_and_what_cannot_be_read_is_a_users_error(tmp_path
     assert read_json(path) == {"b": 1.5, "a": "ü"}
     for content in ("{", "[1]"):
         path.write_text(content)
-        with pytest.raises(InputError):
+        with pytest.raises(InputError, match=r"numbers\.json .*dvc repro"):
             read_json(path)

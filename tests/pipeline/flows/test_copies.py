@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
@@ -9,7 +10,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import psutil
 import pytest
@@ -157,11 +158,25 @@ def test_a_killed_owner_leaves_its_copy_to_the_next_run(original: Path) -> None:
     assert left(original) == [".lock"]
 
 
-def test_a_copy_of_before_a_reboot_is_removed(original: Path) -> None:
-    """It may have been lost before anything ran in it."""
-    (original / "work/copies/one").mkdir(parents=True)
+@pytest.mark.parametrize("ran", [False, True])
+def test_a_copy_in_which_nothing_runs_is_removed(original: Path, ran: bool) -> None:
+    folder = original / "work/copies/one/.dvc/tmp"
+    folder.mkdir(parents=True)
+    if ran:
+        (folder / "printed").touch()
     with copies.made(original, "one", {}) as copy:
         assert (copy / "params.yaml").exists()
+
+
+def test_the_lock_of_a_command_is_one_that_network_file_systems_have(
+    original: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def flock(file: IO[bytes] | int, how: int) -> None:
+        assert how & fcntl.LOCK_UN or fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDWR
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with copies.made(original, "one", {}) as copy:
+        assert copies.run(copy, [sys.executable, "-c", ""], print) == 0
 
 
 def test_a_run_without_its_last_stage_is_not_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -337,7 +337,7 @@ def test_preparing_writes_the_job_and_drops_what_another_attempt_left(tmp_path: 
 
 def test_a_state_is_held_by_one_process(tmp_path: Path) -> None:
     with locked(tmp_path / "state"):
-        with pytest.raises(BlockingIOError) as caught:
+        with pytest.raises(BlockingIOError, match="another process is at this training") as caught:
             locked(tmp_path / "state")
         assert caught.value.filename == str(tmp_path / "state")
     with locked(tmp_path / "state"):

@@ -458,7 +458,7 @@ def test_a_certificate_has_nothing_more(run: Path) -> None:
     resealed(lambda content: content["files"].update({"results/mine": "0"}))
     assert certificate.sealed(paths.CERTIFICATE).detail == "no stage makes results/mine"
     resealed(lambda content: content["training"].update(mine=1))
-    with pytest.raises(InputError):
+    with pytest.raises(InputError, match="is no certificate"):
         certificate.load(paths.CERTIFICATE)
     resealed(lambda content: content["training"].pop("mine") and content.update(mine=1))
     with pytest.raises(InputError):
