@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from array import array
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from heapq import heapify, heappop, heappush
 from itertools import pairwise
@@ -23,6 +23,10 @@ _END = "</w>"
 """The end of a word's last symbol, as in subword-nmt."""
 _LEAST = 2
 """The lowest frequency of a pair that is merged."""
+_LONG = 50
+"""Words of more characters than this are merged with a heap of pairs."""
+_NEVER = sys.maxsize
+"""The rank of a pair that is not merged."""
 
 
 @lru_cache(maxsize=1 << 18)
@@ -157,49 +161,64 @@ class Merges:
         self._pairs = pairs
         self._parts = {first + second: (first, second) for first, second in self._ranks}
 
-    def split(self, word: str, known: Mapping[str, int] | None = None) -> list[str]:
-        """Return the pieces of a word, all but the last marked with `INSIDE`.
+    def split(self, word: str) -> list[str]:
+        """Return the pieces of a word, all but the last marked with `INSIDE`."""
+        pieces = self._symbols(word)
+        pieces[-1] = pieces[-1].removesuffix(_END)
+        return [piece + INSIDE for piece in pieces[:-1]] + pieces[-1:]
 
-        Merges that make a piece which is not `known` are undone, down to single characters.
-        """
-        *first, last = self._symbols(word)
-        pieces = [*(symbol + INSIDE for symbol in first), last.removesuffix(_END)]
-        if known is None or len(word) == 1 or all(piece in known for piece in pieces):
-            return pieces
-        from subword_nmt.apply_bpe import check_vocab_and_split
+    def split_unknown(self, pieces: Iterable[str], known: Mapping[str, int]) -> list[str]:
+        """Undo merges of the pieces of a word that are not `known`, down to single characters."""
+        from subword_nmt import apply_bpe
 
-        plain = (*first, pieces[-1])
-        parts = list(check_vocab_and_split(plain, self._parts, known, INSIDE))
+        plain = tuple(piece.removesuffix(INSIDE) for piece in pieces)
+        parts = list(apply_bpe.check_vocab_and_split(plain, self._parts, known, INSIDE))
         return [part + INSIDE for part in parts[:-1]] + parts[-1:]
 
     def _symbols(self, word: str) -> list[str]:
-        """Merge all occurrences of the pair of the lowest rank, from the left, until no pair has a rank.
-
-        Takes time n log n: the places of pairs are in a heap, and a merged symbol leaves an empty one.
-        """
+        """Merge all occurrences of the pair of the lowest rank, from the left, until no pair has a rank."""
+        if len(word) > _LONG:
+            return self._symbols_of_long(word)
         symbols = [*word[:-1], word[-1] + _END]
         rank_of = self._ranks.get
-        heap = [(rank, at) for at, pair in enumerate(pairwise(symbols)) if (rank := rank_of(pair)) is not None]
-        if not heap:
-            return symbols
-        heapify(heap)
+        ranks = [rank_of(pair, _NEVER) for pair in pairwise(symbols)]
+        while ranks and (rank := min(ranks)) != _NEVER:
+            first, second = self._pairs[rank]
+            if ranks.count(rank) > 1:
+                symbols = list(_merged(tuple(symbols), first, second, first + second))
+                ranks = [rank_of(pair, _NEVER) for pair in pairwise(symbols)]
+                continue
+            at = ranks.index(rank)
+            joined = first + second
+            symbols[at : at + 2] = [joined]
+            del ranks[at]
+            if at:
+                ranks[at - 1] = rank_of((symbols[at - 1], joined), _NEVER)
+            if at < len(ranks):
+                ranks[at] = rank_of((joined, symbols[at + 1]), _NEVER)
+        return symbols
+
+    def _symbols_of_long(self, word: str) -> list[str]:
+        """Do the same in time n log n, with the places of pairs in a heap; a merged symbol leaves an empty one."""
+        symbols = [*word[:-1], word[-1] + _END]
         after, before = list(range(1, len(word) + 1)), list(range(-1, len(word) - 1))
+        heap = [(rank, at) for at, pair in enumerate(pairwise(symbols)) if (rank := self._ranks.get(pair)) is not None]
+        heapify(heap)
         while heap:
             rank, joined = heap[0][0], list[int]()
-            first, second = self._pairs[rank]
             while heap and heap[0][0] == rank:
                 at = heappop(heap)[1]
                 # Its symbols may have been merged with others.
-                if (end := after[at]) < len(word) and symbols[at] == first and symbols[end] == second:
-                    symbols[at], symbols[end] = first + second, ""
+                if (end := after[at]) < len(word) and (symbols[at], symbols[end]) == self._pairs[rank]:
+                    symbols[at], symbols[end] = symbols[at] + symbols[end], ""
                     after[at] = after[end]
                     if after[at] < len(word):
                         before[after[at]] = at
                     joined.append(at)
             # All of a rank are merged before any pair that this made.
-            for at in joined:
-                if (left := before[at]) >= 0 and (new := rank_of((symbols[left], symbols[at]))) is not None:
-                    heappush(heap, (new, left))
-                if (end := after[at]) < len(word) and (new := rank_of((symbols[at], symbols[end]))) is not None:
-                    heappush(heap, (new, at))
+            for at in {place for left in joined for place in (before[left], left)}:
+                if at >= 0 and (end := after[at]) < len(word):
+                    new = self._ranks.get((symbols[at], symbols[end]))
+                    if new is not None:
+                        heappush(heap, (new, at))
         return [symbol for symbol in symbols if symbol]

@@ -104,8 +104,12 @@ class BytePairs(Subwords):
     def _ids_of(self, word: str) -> list[int]:
         if not word:
             return []
+        pieces = self._merges.split(word)
+        known = self._ids
         # A piece that occurs in the training text only within longer pieces has no row.
-        return [self._ids.get(piece, UNK) for piece in self._merges.split(word, self._ids)]
+        if len(word) > 1 and not all(piece in known for piece in pieces):
+            pieces = self._merges.split_unknown(pieces, known)
+        return [known.get(piece, UNK) for piece in pieces]
 
     def _save_model(self, folder: Path) -> None:
         codes = [_VERSION, *(f"{first} {second}" for first, second in self.codes)]
