@@ -110,17 +110,17 @@ def _bleu(test: Output, target: str, tokenize: str | None) -> tuple[dict[str, An
 def _f1(output: Output, key: str = "f1") -> dict[str, Any]:
     """Return EVALB's scores of a set, and the share of outputs that had to be repaired to be trees."""
     # A wrongly tagged comma would drop its sentence: the gold tags say what is punctuation.
-    found = evalb.read(output.references, output.path, gold_tags=True)
+    evaluated = evalb.read(output.references, output.path, gold_tags=True)
     path = output.path.with_name(output.path.name + ".repairs.json")
     repairs = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    total = found.total
+    total = evaluated.total
     return {
         key: total.f1,
-        f"{key}_signature": found.signature,
+        f"{key}_signature": evaluated.signature,
         f"{key}_set": f"{output.name}, {total.sentences} lines",
-        f"{key}_low": found.low,
-        f"{key}_high": found.high,
-        f"{key}_at_most_{evalb.CUTOFF}_words": found.short.f1,
+        f"{key}_low": evaluated.low,
+        f"{key}_high": evaluated.high,
+        f"{key}_at_most_{evalb.CUTOFF}_words": evaluated.short.f1,
         **{f"{key}_{measure}": getattr(total, measure) for measure in MEASURES},
         f"{key}_not_scored": total.errors + total.skipped,
         f"{key}_malformed": repairs.get("malformed trees", 0) / max(1, repairs.get("trees", total.sentences)),

@@ -101,7 +101,10 @@ class _Words:
                 self._index[pair].append(number)
 
     def merge(self, pair: Pair, frequencies: _Frequencies) -> None:
-        """Replace a pair by one symbol in all words. subword-nmt's function counts symbols that repeat as it does."""
+        """Replace a pair by one symbol in all words.
+
+        subword-nmt's own function changes the counts: where symbols repeat in a word, it counts some pairs twice.
+        """
         from subword_nmt.learn_bpe import update_pair_statistics
 
         first, second = pair

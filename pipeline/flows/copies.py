@@ -166,8 +166,9 @@ def run(
                 log(line.decode(errors="replace"))
 
     # A file: if this process were killed, a pipe would break and end a stage that is saving its state.
-    with printed.open("w+b") as file, printed.open("rb") as output:  # For this lock network file systems want "+".
-        # The command's processes inherit it, and the system releases it when the last one ends, killed or not.
+    with printed.open("w+b") as file, printed.open("rb") as output:
+        # The command's processes inherit it, and the system releases it when the last one ends, killed or not. Network
+        # file systems want a file that can be read for it.
         fcntl.flock(file, fcntl.LOCK_SH)
         process = start(command, cwd=copy, env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
         try:

@@ -123,7 +123,7 @@ class Training:
                 copy_parent(folder, StartSettings.model_validate(parent))
             recorded = [link for link in self.links if start < link.update <= end]
             # A training that was extended is trained again in the same parts: losses were recorded at other updates.
-            # So is one that was resumed with other threads, unless its bits are those of any number.
+            # So is one that was resumed with other threads, unless it is portable.
             for (updates, every, threads), links in groupby(recorded, self._part):
                 settings = {"updates": updates, "validate_every": every, "keep_states": 0, "patience": None}
                 job = {**self.job, "training": {**self.job["training"], **settings}, "corpus": str(corpus.resolve())}
