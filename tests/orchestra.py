@@ -20,6 +20,8 @@ import psutil
 from clones import Clone
 from ports import free_port
 
+from pipeline.flows import services
+
 Found = TypeVar("Found")
 Json = dict[str, Any]
 PATIENCE = 240.0
@@ -87,7 +89,11 @@ class Orchestra:
                 command, cwd=self.clone.folder, env=variables, stdout=log, stderr=log, start_new_session=True
             )
         try:
-            until(lambda: process.poll() is not None or b"a run: " in self.log.read_bytes()[before:], "the services")
+            until(
+                lambda: process.poll() is not None or b"a run: " in self.log.read_bytes()[before:],
+                "the services",
+                2 * services.PATIENCE,
+            )
             assert process.poll() is None, self.log.read_text()
         except BaseException:
             self.kill(process)

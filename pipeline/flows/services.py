@@ -31,8 +31,8 @@ USER = "wmt"
 """The user's name for MLflow, and in Prefect's password."""
 LOGIN = "prefect/login.json"
 """File in the state root with the settings of Prefect's clients, while the server runs."""
-PATIENCE = 120.0
-"""Seconds that a server has to answer."""
+PATIENCE = 300.0
+"""Seconds that a server has to answer. Beside other programs a first start has taken more than 120."""
 GRACE = flows_worker.GRACE + 10
 """Seconds between SIGTERM and SIGKILL: more than the worker gives its flows."""
 ENVIRONMENT = {
