@@ -129,7 +129,7 @@ class MultiHeadAttention(nn.Module):
         self.dropout = Dropout(settings.attention_dropout)
         # torch's FlashAttention has these widths and no dropout.
         known_width = settings.d_k == settings.d_v <= 256 and settings.d_k % 8 == 0
-        self.has_flash = known_width and not settings.attention_dropout
+        self.allows_flash = known_width and not settings.attention_dropout
 
     def forward(
         self,
@@ -146,7 +146,7 @@ class MultiHeadAttention(nn.Module):
         Q, K, V = self.project(x, context)
         if has_own_backward(Q) and not (self.training and self.dropout.probability):
             return self.W_O(fused.attend(Q, K, V, queries, keys, masks, self.h))
-        if keys.has_flash and self.has_flash and Q.dtype == torch.bfloat16:
+        if keys.has_flash and self.allows_flash and Q.dtype == torch.bfloat16:
             # Masks that hide later positions are the same for all sentences, which the keys' own are not.
             return self.W_O(fused.flash_attend(Q, K, V, queries, keys, self.h, causal=masks[0].dim() == 2))
         if Q.dtype == torch.bfloat16 and torch.is_autocast_enabled("cpu"):

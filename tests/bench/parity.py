@@ -118,14 +118,17 @@ def main() -> None:
         valid = read(a.valid, ids)
         write(corpus / "valid.arrow", *valid, range(len(valid[0])))
         curves: dict[str, list[Curve]] = {}
+        vocabulary = -(-(len(ids) + 4) // 64) * 64
+
+        def keep(program: str, seed: int, curve: Curve) -> None:
+            curves.setdefault(program, []).append(curve)
+            print(json.dumps({"program": program, "seed": seed, **curve}), flush=True)
+
         for seed in a.seeds:
             if a.fairseq:
-                curves.setdefault("fairseq 0.12.2", []).append(fairseqs(a, seed, Path(folder)))
+                keep("fairseq 0.12.2", seed, fairseqs(a, seed, Path(folder)))
             for initialisation in a.initialisation:
-                name = f"ours, {initialisation}"
-                curves.setdefault(name, []).append(ours(a, seed, initialisation, corpus, -(-(len(ids) + 4) // 64) * 64))
-            for name, made in curves.items():
-                print(json.dumps({"program": name, "seed": seed, **made[-1]}), flush=True)
+                keep(f"ours, {initialisation}", seed, ours(a, seed, initialisation, corpus, vocabulary))
     means = {
         name: {update: math.exp(mean(math.log(c[update]) for c in made)) for update in made[0]}
         for name, made in curves.items()
