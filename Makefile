@@ -1,4 +1,4 @@
-# Two commands: `make run` (raw text to BLEU on the embedded sample) and `make test`. Needs Python 3.11+, git and make.
+# Two commands: `make run` (raw text to BLEU on the embedded sample) and `make test`. Needs Python 3.11.4+, git and make.
 
 SHELL := /bin/sh
 BIN := $(CURDIR)/.venv/bin

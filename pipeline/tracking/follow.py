@@ -64,8 +64,8 @@ class Points:
 
 
 @contextmanager
-def follow(state: Path) -> Iterator[None]:
-    """Send the history of the training in `state` to its MLflow run while the block trains, and how the block ends.
+def follow(folder: Path) -> Iterator[None]:
+    """Send the history of the training in `folder` to its MLflow run while the block trains, and how the block ends.
 
     Failures are tried again and stop no training. A run is RUNNING while it trains, then SCHEDULED: `publish` finishes
     it after the last stage. The end of the block waits for what is not sent yet.
@@ -86,12 +86,12 @@ def follow(state: Path) -> Iterator[None]:
             try:
                 if points is None:
                     client = server.connect()
-                    run = server.open_run(client, state.name)
+                    run = server.open_run(client, folder.name)
                     if mlflow.active_run() is None:
                         source.send(client, run.info.run_id)  # first: where it fails, it is tried again
                         # It sets the status, and logs the load of CPU, memory, disk, network and GPUs.
                         mlflow.start_run(run.info.run_id, tags={"hardware": source.hardware()}, log_system_metrics=True)
-                    points, history = Points(client, run), HistoryReader(state / "history.jsonl")
+                    points, history = Points(client, run), HistoryReader(folder / "history.jsonl")
                 new = history.new()
                 points.send(new)
                 points.send_sample(new)

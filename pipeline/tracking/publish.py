@@ -74,8 +74,8 @@ def end_abandoned(client: MlflowClient) -> Iterator[str]:
     """Set runs whose training is RUNNING for MLflow, but held by no process of this machine, to KILLED."""
     for run in server.runs(client, "attributes.status = 'RUNNING'"):
         training = run.data.tags.get(server.TRAINING_TAG)
-        state = state_root() / "train" / str(training)
-        if training and state.is_dir() and not is_held(state / "lock"):
+        folder = state_root() / "train" / str(training)
+        if training and folder.is_dir() and not is_held(folder / "lock"):
             client.set_terminated(run.info.run_id, "KILLED")
             yield f"{run.info.run_name}: killed"
 

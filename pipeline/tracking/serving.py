@@ -25,7 +25,7 @@ BEAM = 32
 SENTENCES = 10_000
 """The most sentences of a request."""
 CHARACTERS = 10_000
-"""The most characters of a sentence: the time to find subwords grows with the square of a word's."""
+"""The most characters of a sentence: attention's memory grows with the square of its subwords."""
 
 
 class Translation(PythonModel):

@@ -29,46 +29,46 @@ Launch = Callable[[Path, Callable[[], None]], int]
 Show = Callable[[int, Mapping[str, float]], None]  # shows an update's record of the training's history
 
 
-def locked(state: Path) -> AbstractContextManager[object]:
-    """Lock a state for this process alone. The kernel releases the lock when the process ends, even if killed."""
-    state.mkdir(parents=True, exist_ok=True)
+def locked(folder: Path) -> AbstractContextManager[object]:
+    """Lock a training for this process alone. The kernel releases the lock when the process ends, even if killed."""
+    folder.mkdir(parents=True, exist_ok=True)
     try:
         # `is_held` takes this lock for a moment to test it.
-        return FileLock(state / "lock").acquire(timeout=0.2)
+        return FileLock(folder / "lock").acquire(timeout=0.2)
     except Timeout as error:
         message = "another process is at this training: wait for it, or stop it"
-        raise BlockingIOError(errno.EAGAIN, message, str(state)) from error
+        raise BlockingIOError(errno.EAGAIN, message, str(folder)) from error
 
 
-def write_job(state: Path, job: Mapping[str, Any]) -> None:
+def write_job(folder: Path, job: Mapping[str, Any]) -> None:
     """Write job.yaml. Remove the outcome files of earlier attempts; done.json stays if it is of the same job."""
-    path = state / "job.yaml"
+    path = folder / "job.yaml"
     for name in ("interrupted", "failed.json"):
-        (state / name).unlink(missing_ok=True)
+        (folder / name).unlink(missing_ok=True)
     same = False
     with contextlib.suppress(FileNotFoundError, InputError, TypeError):  # It is not there, or was damaged.
         # In other copies of the repository the same corpus has another path.
         same = {**read_yaml(path), "corpus": ""} == {**job, "corpus": ""}
-    done, newest = state / "done.json", checkpoint.latest_resume(state / "resume")
+    done, newest = folder / "done.json", checkpoint.latest_resume(folder / "resume")
     # Nothing is handed on from a damaged state.
     if done.exists() and not (same and newest is not None and is_whole(newest)):
         done.unlink()
     write_text(path, yaml.safe_dump(dict(job), sort_keys=False))
 
 
-def check_whole(state: Path) -> None:
+def check_whole(folder: Path) -> None:
     """Raise InputError where the chain of hashes, a loss or a checkpoint was damaged since it was written."""
-    path = state / history.CHAIN
+    path = folder / history.CHAIN
     links = chain.read_chain(path)
     # A kill may leave a last line without its end.
     lines = path.read_bytes().count(b"\n") if path.exists() else 0
     if len(links) < lines or chain.broken(links) is not None:
-        raise InputError(f"{path}, the chain of hashes, was damaged: bring it back, or remove {state} to train again")
-    if _losses_damaged(state, links):
-        what = f"its losses are not those that {path.name} recorded: bring it back, or remove {state} to train again"
-        raise InputError(f"{state / history.HISTORY} was damaged: {what}")
+        raise InputError(f"{path}, the chain of hashes, was damaged: bring it back, or remove {folder} to train again")
+    if _losses_damaged(folder, links):
+        what = f"its losses are not those that {path.name} recorded: bring it back, or remove {folder} to train again"
+        raise InputError(f"{folder / history.HISTORY} was damaged: {what}")
     hashes = {link.update: link.weights for link in links}
-    for kept in checkpoint.checkpoints(state / "checkpoints"):
+    for kept in checkpoint.checkpoints(folder / "checkpoints"):
         try:
             damaged = hashes.get(checkpoint.update_of(kept)) not in {None, digest(load_tensors(kept))}
         except InputError:
@@ -76,13 +76,13 @@ def check_whole(state: Path) -> None:
         if damaged:
             raise InputError(
                 f"{kept} was damaged: it does not have the weights that {path.name} recorded. Remove it to average "
-                f"without it, or {state} to train again"
+                f"without it, or {folder} to train again"
             )
 
 
-def _losses_damaged(state: Path, links: Sequence[chain.Link]) -> bool:
+def _losses_damaged(folder: Path, links: Sequence[chain.Link]) -> bool:
     """Return whether losses of the history, up to the saved state, are not those of the links; or a time is missing."""
-    records, saved = history.read_history(state / history.HISTORY), checkpoint.last_saved_update(state)
+    records, saved = history.read_history(folder / history.HISTORY), checkpoint.last_saved_update(folder)
     ends, of_links = [link.update for link in links], [list[Any]() for _ in (*links, None)]
     try:
         for record in records:
@@ -96,61 +96,61 @@ def _losses_damaged(state: Path, links: Sequence[chain.Link]) -> bool:
         return True
 
 
-def launch_and_watch(state: Path, launch: Launch, show: Show) -> None:
+def launch_and_watch(folder: Path, launch: Launch, show: Show) -> None:
     """Train to the end, and show what the main rank records.
 
     Raises Interrupted if it was asked to stop, InputError for a user's error, ChildProcessError if a process died.
     """
-    measured = history.HistoryReader(state / history.HISTORY)
+    measured = history.HistoryReader(folder / history.HISTORY)
     measured.new()  # Skip the records of an earlier attempt: updates that it did not save are trained again.
     saved: int | None = None
 
     def watch() -> None:
         nonlocal saved
-        raise_if_refused(state)
-        if (state / "interrupted").exists():
+        raise_if_refused(folder)
+        if (folder / "interrupted").exists():
             # On several nodes, the others would wait for the stopped one to come back.
             raise Interrupted("a training process was asked to stop")
         if saved is None:  # Not before `launch`, which may fetch a newer state.
-            saved = checkpoint.last_saved_update(state)
+            saved = checkpoint.last_saved_update(folder)
         for record in measured.new():
             # Resuming replaces the file: earlier records come again, all at once.
             if record["update"] >= saved:
                 show(int(record["update"]), record)
 
-    status = launch(state, watch)
-    if not (state / "done.json").exists():
-        raise outcome(state, status)
+    status = launch(folder, watch)
+    if not (folder / "done.json").exists():
+        raise outcome(folder, status)
     watch()
 
 
-def raise_if_refused(state: Path) -> None:
+def raise_if_refused(folder: Path) -> None:
     """Raise InputError where a training process reported an error of the user's, which torchrun would only retry."""
     # A restart may remove the file at any moment.
     with contextlib.suppress(FileNotFoundError):
-        failure = json.loads((state / "failed.json").read_text(encoding="utf-8"))
+        failure = json.loads((folder / "failed.json").read_text(encoding="utf-8"))
         if failure["state"] == "refused":
             raise InputError(str(failure["error"]))
 
 
-def outcome(state: Path, status: int) -> Exception:
+def outcome(folder: Path, status: int) -> Exception:
     """Return why a training ended before its last update, from torchrun's exit status and the files that are there."""
-    raise_if_refused(state)
-    if (state / "failed.json").exists():
-        failure = read_json(state / "failed.json")
+    raise_if_refused(folder)
+    if (folder / "failed.json").exists():
+        failure = read_json(folder / "failed.json")
         if failure.get("errno") in FULL_DISK:
             return OSError(failure["errno"], os.strerror(failure["errno"]), failure["file"])
         return ChildProcessError(f"a training process failed: {failure['error']}; its output is above")
-    if (state / "interrupted").exists():
+    if (folder / "interrupted").exists():
         return Interrupted("a training process was asked to stop")
-    return unrecorded(state, status)
+    return unrecorded(folder, status)
 
 
-def unrecorded(state: Path, status: int) -> Exception:
+def unrecorded(folder: Path, status: int) -> Exception:
     """Return why a training ended that left no file with the reason, from torchrun's exit status."""
     if status == UNRECORDED:
         message = "a training process failed and could not write why, as on a full disk; see above"
-        return OSError(errno.ENOSPC, message, str(state))
+        return OSError(errno.ENOSPC, message, str(folder))
     if status in (2, UNUSABLE):  # 2: torchrun refused its arguments.
         return ChildProcessError("the training cannot start; its output is above")
     if status in (OUT_OF_MEMORY, KILLED):

@@ -24,29 +24,29 @@ COLUMNS = (
 VALIDATION_COLUMNS = ("update", "valid_loss", "valid_ppl", "seconds")  # columns of results/validation.csv
 
 
-def write_outputs(state: Path, root: Path) -> None:
-    """Write the outputs of the stage `train` into the repository in `root`, from a finished state."""
+def write_outputs(folder: Path, root: Path) -> None:
+    """Write the outputs of the stage `train` into the repository in `root`, from a finished training's folder."""
     with writing(root / paths.CHECKPOINTS) as temporary:
         temporary.mkdir()
-        for path in checkpoint.checkpoints(state / "checkpoints"):
+        for path in checkpoint.checkpoints(folder / "checkpoints"):
             link_or_copy(path, temporary / path.name)
-        last = state / f"resume/update-{checkpoint.last_saved_update(state):08d}"
+        last = folder / f"resume/update-{checkpoint.last_saved_update(folder):08d}"
         link_or_copy(last / WEIGHTS, temporary / "last.safetensors")
-    job = read_yaml(state / "job.yaml")
+    job = read_yaml(folder / "job.yaml")
     # done.json says the same, but has no hash.
     summary = history.summary(Job.model_validate(job), read_state(last))
     # The speed of an unknown device is measured, which is possible only for the device of this machine.
     devices = {name: name if hardware.data_sheet(name) else summary["device"] for name in summary["device_seconds"]}
     sustained = {name: hardware.sustained(device) for name, device in devices.items()}
     write_json(root / paths.TRAINING, {**summary, "flops_sustained": sustained})
-    records = history.read_history(state / history.HISTORY)
+    records = history.read_history(folder / history.HISTORY)
     write_curves(records, root)
     kept = ("update", "outputs", "sample")
     examples = ({key: record[key] for key in kept if key in record} for record in records if "outputs" in record)
     write_text(root / paths.VALIDATION_OUTPUTS, "".join(json.dumps(example) + "\n" for example in examples))
     data = data_hashes(Path(job.pop("corpus")))  # In other copies of the repository it has another path.
-    decided_by = {"state": state.name, "job": job, "data": data, "code": state.name.split("-")[1]}
-    write_json(root / paths.CHAIN, {**decided_by, "links": history.read_history(state / history.CHAIN)})
+    decided_by = {"state": folder.name, "job": job, "data": data, "code": folder.name.split("-")[1]}
+    write_json(root / paths.CHAIN, {**decided_by, "links": history.read_history(folder / history.CHAIN)})
 
 
 def write_curves(records: Sequence[Mapping[str, float]], root: Path) -> None:
