@@ -34,7 +34,7 @@ run: setup
 
 # The page as a folder for a static host.
 pages:
-	@mkdir -p pages && cp -rf results/figures pages && cp -f results/report.html pages/index.html && echo "pages/index.html"
+	@rm -rf pages/figures && mkdir -p pages && cp -rLf results/figures pages && cp -f results/report.html pages/index.html && echo "pages/index.html"
 
 # The notebook in Jupyter, which the lock does not have. The second target writes its outputs, which GitHub shows.
 JUPYTER = "$(BIN)/python" -c 'import jupyterlab' 2>/dev/null || $(INDEXES) "$(BIN)/uv" pip install --quiet \

@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from errno import EACCES, EAGAIN, EIO, EMFILE, ENFILE, ENOENT, EPERM, EROFS, ESTALE
+from errno import EACCES, EAGAIN, EEXIST, EIO, EMFILE, ENFILE, ENOENT, ENOTDIR, EPERM, EROFS, ESTALE
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -31,7 +31,7 @@ from pipeline.tracking import publish, source
 from pipeline.tracking.follow import follow
 from pipeline.trainings.progress import TrainingProgress
 
-FROM_THE_MACHINE = {EACCES, EAGAIN, EIO, EMFILE, ENFILE, ENOENT, EPERM, EROFS, ESTALE}
+FROM_THE_MACHINE = {EACCES, EAGAIN, EEXIST, EIO, EMFILE, ENFILE, ENOENT, ENOTDIR, EPERM, EROFS, ESTALE}
 """Errors of files and disks that one sentence explains; any other OSError is our fault: it keeps its traceback."""
 
 

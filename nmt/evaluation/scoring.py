@@ -1,17 +1,23 @@
-"""How the output of each task is scored: translations by BLEU and chrF, trees by F1."""
+"""The scorers: of translations by BLEU and chrF, of trees by F1. The target language decides which (`scorer_of`)."""
 
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nmt.bootstrap import Comparison
 from nmt.evaluation import bleu
 from nmt.parsing import evalb
-from nmt.task import PARSING, task_of
+from nmt.task import PARSING, task_in, task_of
+
+if TYPE_CHECKING:
+    from sacrebleu.metrics.bleu import BLEU
+    from sacrebleu.metrics.chrf import CHRF
 
 LENGTHS = (10, 20, 30, 40, 50)  # the longest source, in words, of each group of lines; longer ones are the last group
 MEASURES = ("recall", "precision", "complete_match", "average_crossing")  # of EVALB's totals
@@ -33,95 +39,131 @@ def ranges(bounds: Sequence[int]) -> list[str]:
     return [*named, f"{lows[-1]:,} and more"]
 
 
-def scores(test: Output, valid: Output, target: str, tokenize: str | None = None) -> dict[str, Any]:
-    """Return the scores of the test and the validation set by their keys in results/scores.json.
+class Scorer(ABC):
+    """How the output for one kind of target is scored."""
 
-    The test set is scored once, from the average; nothing is selected on it. `target` is the target language, and
-    `tokenize` names sacreBLEU's tokenizer.
-    """
-    if task_of(target) is PARSING:
-        return _f1(test) | _f1(valid, "valid_f1")
-    values, steps = _bleu(test, target, tokenize)
-    key = "bleu" if "bleu" in values else "chrf"
-    last, of_valid = bleu.read_lines(valid.path), bleu.read_lines(valid.references)
-    valid_score, valid_signature = bleu.corpus_score(bleu.headline(target, tokenize), last, of_valid)
-    values |= {
-        f"valid_{key}": valid_score,
-        f"valid_{key}_signature": valid_signature,
-        f"valid_{key}_set": f"{valid.name}, {len(of_valid)} lines",
-        f"valid_{key}_model": "last checkpoint",
-    }
-    if steps:
-        # Only the intermediate steps: the first one's score is `bleu`, the last one's `bleu_paper_way`.
-        values |= {f"bleu_paper_way_step_{n}": step["bleu"] for n, step in enumerate(steps[1:-1], start=2)}
-        values["bleu_paper_way_steps"] = "; ".join(step["step"] for step in steps)
-        values["valid_bleu_paper_way"] = bleu.paper_way(last, of_valid, target)[-1][1]
-    return values
+    @abstractmethod
+    def scores(self, test: Output, valid: Output) -> dict[str, Any]:
+        """Return the scores of the test and the validation set by their keys in results/scores.json.
 
+        The test set is scored once, from the average; nothing is selected on it.
+        """
 
-def scores_of_set(test: Output, target: str, tokenize: str | None = None) -> dict[str, Any]:
-    """Return the scores of a further test set by the keys that the first one's have; other arguments as `scores`."""
-    return _f1(test) if task_of(target) is PARSING else _bleu(test, target, tokenize)[0]
+    @abstractmethod
+    def scores_of_set(self, test: Output) -> dict[str, Any]:
+        """Return the scores of a further test set by the keys that the first one's have."""
+
+    @abstractmethod
+    def compare(self, baseline: Lines, system: Lines, references: Lines) -> Comparison:
+        """Compare two systems' output by paired bootstrap resampling."""
+
+    @abstractmethod
+    def of_lines(self, outputs: Lines, references: Lines) -> Sequence[float | None]:
+        """Return the score of each line in percent; None if it cannot be scored."""
+
+    @abstractmethod
+    def by_length(self, sources: Lines, outputs: Lines, references: Lines) -> dict[str, tuple[int, float]]:
+        """Return number of lines and score of each group of lines by length, the shortest first; no empty groups."""
 
 
-def compare(baseline: Lines, system: Lines, references: Lines, target: str, tokenize: str | None = None) -> Comparison:
-    """Compare two systems' output by paired bootstrap resampling."""
-    if task_of(target) is PARSING:
-        return evalb.compare_systems(baseline, system, references)
-    return bleu.compare(baseline, system, references, bleu.headline(target, tokenize))
+class TranslationScorer(Scorer):
+    """BLEU, or chrF where the language's segmenter is missing. `tokenize` names sacreBLEU's tokenizer."""
 
+    def __init__(self, target: str, tokenize: str | None = None) -> None:
+        self.target, self.tokenize = target, tokenize
 
-def of_lines(outputs: Lines, references: Lines, target: str) -> Sequence[float | None]:
-    """Return the score of each line, chrF or F1 in percent; None if a tree cannot be scored."""
-    if task_of(target) is not PARSING:
+    @cached_property
+    def metric(self) -> BLEU | CHRF:
+        return bleu.headline(self.target, self.tokenize)
+
+    def scores(self, test: Output, valid: Output) -> dict[str, Any]:
+        values, steps = self._scores_and_steps(test)
+        key = task_in(values).key
+        last, of_valid = bleu.read_lines(valid.path), bleu.read_lines(valid.references)
+        valid_score, valid_signature = bleu.corpus_score(self.metric, last, of_valid)
+        values |= {
+            f"valid_{key}": valid_score,
+            f"valid_{key}_signature": valid_signature,
+            f"valid_{key}_set": f"{valid.name}, {len(of_valid)} lines",
+            f"valid_{key}_model": "last checkpoint",
+        }
+        if steps:
+            # Only the intermediate steps: the first one's score is `bleu`, the last one's `bleu_paper_way`.
+            values |= {f"bleu_paper_way_step_{n}": step["bleu"] for n, step in enumerate(steps[1:-1], start=2)}
+            values["bleu_paper_way_steps"] = "; ".join(step["step"] for step in steps)
+            values["valid_bleu_paper_way"] = bleu.paper_way(last, of_valid, self.target)[-1][1]
+        return values
+
+    def scores_of_set(self, test: Output) -> dict[str, Any]:
+        return self._scores_and_steps(test)[0]
+
+    def _scores_and_steps(self, test: Output) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """Return the scores of a test set, and the steps to the paper's way."""
+        values = bleu.score(bleu.read_lines(test.path), bleu.read_lines(test.references), self.target, self.tokenize)
+        steps, lines = values.pop("paper_way_steps", []), values.pop("lines")
+        del values["set"]
+        return {**values, f"{task_in(values).key}_set": f"{test.name}, {lines} lines"}, steps
+
+    def compare(self, baseline: Lines, system: Lines, references: Lines) -> Comparison:
+        return bleu.compare(baseline, system, references, self.metric)
+
+    def of_lines(self, outputs: Lines, references: Lines) -> Sequence[float | None]:
         return bleu.sentence_chrf(outputs, references)
-    trees = evalb.score_lines(references, outputs, gold_tags=True).sentences
-    return [
-        200 * sentence.matched / (sentence.gold + sentence.parsed) if sentence.gold + sentence.parsed else None
-        for sentence in trees
-    ]
+
+    def by_length(self, sources: Lines, outputs: Lines, references: Lines) -> dict[str, tuple[int, float]]:
+        groups: dict[int, list[tuple[str, str]]] = {}
+        for source, *both in zip(sources, outputs, references, strict=True):
+            groups.setdefault(bisect_left(LENGTHS, len(source.split())), []).append((both[0], both[1]))
+        names = ranges(LENGTHS)
+        return {
+            names[number]: (len(group), bleu.corpus_score(self.metric, *map(list, zip(*group, strict=True)))[0])
+            for number, group in sorted(groups.items())
+        }
 
 
-def by_length(
-    sources: Lines, outputs: Lines, references: Lines, target: str, tokenize: str | None = None
-) -> dict[str, tuple[int, float]]:
-    """Return number of lines and score of each group of lines by length, the shortest first; no empty groups."""
-    if task_of(target) is PARSING:
+class TreeScorer(Scorer):
+    """EVALB's F1."""
+
+    def scores(self, test: Output, valid: Output) -> dict[str, Any]:
+        return self._f1(test) | self._f1(valid, "valid_f1")
+
+    def scores_of_set(self, test: Output) -> dict[str, Any]:
+        return self._f1(test)
+
+    def _f1(self, output: Output, key: str = "f1") -> dict[str, Any]:
+        """Return EVALB's scores of a set, and the share of outputs that had to be repaired to be trees."""
+        # A wrongly tagged comma would drop its sentence: the gold tags say what is punctuation.
+        evaluated = evalb.read(output.references, output.path, gold_tags=True)
+        path = output.path.with_name(output.path.name + ".repairs.json")
+        repairs = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        total = evaluated.total
+        return {
+            key: total.f1,
+            f"{key}_signature": evaluated.signature,
+            f"{key}_set": f"{output.name}, {total.sentences} lines",
+            f"{key}_low": evaluated.low,
+            f"{key}_high": evaluated.high,
+            f"{key}_at_most_{evalb.CUTOFF}_words": evaluated.short.f1,
+            **{f"{key}_{measure}": getattr(total, measure) for measure in MEASURES},
+            f"{key}_not_scored": total.errors + total.skipped,
+            f"{key}_malformed": repairs.get("malformed trees", 0) / max(1, repairs.get("trees", total.sentences)),
+        }
+
+    def compare(self, baseline: Lines, system: Lines, references: Lines) -> Comparison:
+        return evalb.compare_systems(baseline, system, references)
+
+    def of_lines(self, outputs: Lines, references: Lines) -> Sequence[float | None]:
+        trees = evalb.score_lines(references, outputs, gold_tags=True).sentences
+        return [
+            200 * sentence.matched / (sentence.gold + sentence.parsed) if sentence.gold + sentence.parsed else None
+            for sentence in trees
+        ]
+
+    def by_length(self, sources: Lines, outputs: Lines, references: Lines) -> dict[str, tuple[int, float]]:
         trees = evalb.score_lines(references, outputs, gold_tags=True).sentences
         return {name: (total.sentences, total.f1) for name, total in evalb.by_length(trees).items()}
-    groups: dict[int, list[tuple[str, str]]] = {}
-    for source, *both in zip(sources, outputs, references, strict=True):
-        groups.setdefault(bisect_left(LENGTHS, len(source.split())), []).append((both[0], both[1]))
-    names, metric = ranges(LENGTHS), bleu.headline(target, tokenize)
-    return {
-        names[number]: (len(group), bleu.corpus_score(metric, *map(list, zip(*group, strict=True)))[0])
-        for number, group in sorted(groups.items())
-    }
 
 
-def _bleu(test: Output, target: str, tokenize: str | None) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return the scores of a test set, and the steps to the paper's way."""
-    values = bleu.score(bleu.read_lines(test.path), bleu.read_lines(test.references), target, tokenize)
-    steps, lines = values.pop("paper_way_steps", []), values.pop("lines")
-    del values["set"]
-    return {**values, f"{'bleu' if 'bleu' in values else 'chrf'}_set": f"{test.name}, {lines} lines"}, steps
-
-
-def _f1(output: Output, key: str = "f1") -> dict[str, Any]:
-    """Return EVALB's scores of a set, and the share of outputs that had to be repaired to be trees."""
-    # A wrongly tagged comma would drop its sentence: the gold tags say what is punctuation.
-    evaluated = evalb.read(output.references, output.path, gold_tags=True)
-    path = output.path.with_name(output.path.name + ".repairs.json")
-    repairs = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    total = evaluated.total
-    return {
-        key: total.f1,
-        f"{key}_signature": evaluated.signature,
-        f"{key}_set": f"{output.name}, {total.sentences} lines",
-        f"{key}_low": evaluated.low,
-        f"{key}_high": evaluated.high,
-        f"{key}_at_most_{evalb.CUTOFF}_words": evaluated.short.f1,
-        **{f"{key}_{measure}": getattr(total, measure) for measure in MEASURES},
-        f"{key}_not_scored": total.errors + total.skipped,
-        f"{key}_malformed": repairs.get("malformed trees", 0) / max(1, repairs.get("trees", total.sentences)),
-    }
+def scorer_of(target: str, tokenize: str | None = None) -> Scorer:
+    """Return the scorer of a target language; `tokenize` names sacreBLEU's tokenizer of translations."""
+    return TreeScorer() if task_of(target) is PARSING else TranslationScorer(target, tokenize)

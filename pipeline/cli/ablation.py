@@ -155,14 +155,19 @@ def plan_of(corpus: str | None, width: int, depth: int, updates: int, rate: floa
 
     Raises InputError where these would change the models of all rows, or where the pair's score is not BLEU.
     """
+    from nmt.evaluation import bleu
+
     params = validated(Params, read_params(), PARAMS)
-    if (params.overrides or {}).get("model"):
-        raise InputError(f"{PARAMS}: overrides.model would change the model of every row: remove it")
+    given = {section: values for section, values in (params.overrides or {}).items() if values}
+    if "model" in given or given.get("training", {}).get("start_from"):
+        key = "model" if "model" in given else "training.start_from"
+        raise InputError(f"{PARAMS}: overrides.{key} would change the model of every row: remove it")
     if task_of(params.pair) is not TRANSLATION:
         raise InputError(f"{PARAMS}: pair is {params.pair}, but Table 3's rows are compared by BLEU: set another pair")
+    # Without the language's segmenter the rows would have chrF alone.
+    bleu.metric(params.pair.rpartition("-")[2], given.get("scoring", {}).get("tokenize"))
     sized = "vocabulary" if rows.settings("base", params.pair)["subwords"]["merges"] is None else "merges"
     training = {"tokens": 1500, "shards": 1, "warmup_steps": 400, "precision": "float32"}
-    given = {section: values for section, values in (params.overrides or {}).items() if values}
     budget = {"updates": updates, "learning_rate_scale": rate, "validate_every": updates}
     budget |= {"checkpoint_every": max(1, updates // CHECKPOINTS), "keep_checkpoints": CHECKPOINTS}
     shared = rows.merge_sections({"training": training, "subwords": {sized: 4000}}, given)

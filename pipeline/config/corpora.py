@@ -77,14 +77,14 @@ class MemberSettings(Settings):
     archive: Name | None = None
     member: str | None = None
     path: str | None = None  # relative to the repository, or absolute
-    sha256: Sha256 | None = None  # of the plain text, and so is md5
-    md5: Md5 | None = None
+    sha256: Sha256 | None = None  # of an archive's plain text, of a local file as it is
+    md5: Md5 | None = None  # of an archive's plain text
     lines: Annotated[int, Field(ge=1)] | None = None  # the expected number; checked when no checksum is known
 
     @model_validator(mode="after")
     def _in_archive_or_file(self) -> MemberSettings:
         in_archive = self.archive is not None and self.member is not None and self.path is None
-        local = self.path is not None and self.archive is None and self.member is None
+        local = self.path is not None and self.archive is None and self.member is None and self.md5 is None
         if not (in_archive or (local and (self.sha256 is not None or self.lines is not None))):
             raise ValueError("give archive and member, or path and sha256 (or lines)")
         return self

@@ -39,12 +39,13 @@ class Params(RunSettings):
         for section in self.overrides or ():
             if section not in OVERRIDABLE:
                 raise ValueError(f"unknown key `overrides.{section}`; {nearest(section, OVERRIDABLE)}")
-        if self.overrides and self.overrides.get("subwords") and "start_from" in (self.overrides.get("training") or {}):
+        training = (self.overrides or {}).get("training") or {}
+        if self.overrides and self.overrides.get("subwords") and training.get("start_from"):
             raise ValueError(
                 "with overrides.training.start_from the subwords are the parent's: remove overrides.subwords, "
                 "as with `dvc exp run -S '~overrides.subwords'`"
             )
-        if "seed" in ((self.overrides or {}).get("training") or {}):
+        if "seed" in training:
             raise ValueError(f"overrides.training.seed is set once, by `seed` at the top of {PARAMS}; move it there")
         return self
 

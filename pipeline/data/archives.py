@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import lzma
 import posixpath
 import re
 import tarfile
@@ -20,7 +21,7 @@ from typing import IO
 from nmt.errors import InputError
 from nmt.text.parallel_text import decode
 
-BROKEN = (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, EOFError)
+BROKEN = (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, lzma.LZMAError, EOFError)
 """What the standard library raises on broken archives."""
 _ENTITY = re.compile(r"&#?\w{1,8};")
 _OPENING = re.compile(r"<seg(?:\s[^<>]*)?>", re.IGNORECASE)
@@ -50,6 +51,8 @@ def members(path: Path, names: Collection[str]) -> Iterator[tuple[str, IO[bytes]
                 if stream:
                     missing.discard(name)
                     yield name, stream
+            while tar.fileobj and tar.fileobj.read(1 << 20):  # gzip's checksum is at the end
+                pass
     elif len(missing) == 1 and all(name.endswith(".gz") for name in names) and not zipfile.is_zipfile(path):
         with path.open("rb") as file:
             yield missing.pop(), file

@@ -95,7 +95,7 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
     try:
         with openers.get(path.suffix, open)(path, "rb") as stream:
             yield stream
-    except (*BROKEN, lzma.LZMAError, RuntimeError) as error:
+    except (*BROKEN, RuntimeError) as error:
         raise InputError(f"{path} is broken ({error}): get it again") from error
 
 

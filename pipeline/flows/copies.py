@@ -29,10 +29,9 @@ from nmt.common.processes import end, is_held, start
 from nmt.errors import InputError
 from pipeline.config.errors import validated
 from pipeline.config.locks import mend_locks
-from pipeline.config.paths import CATALOGS, LOCAL, PARAMS, REPORT, state_root, state_store
+from pipeline.config.paths import CATALOGS, LOCAL, PARAMS, REPORT, state_root
 from pipeline.config.resolution import Params, read_params
 from pipeline.config.rows import merge_sections
-from pipeline.tracking import server
 from pipeline.tracking.source import difference, git
 
 DVC = (sys.executable, "-m", "dvc")
@@ -68,12 +67,14 @@ def made(original: Path, name: str, changes: Mapping[str, Any]) -> Iterator[Path
         while copy.exists():  # Processes of a killed run save their state.
             time.sleep(0.5)
             _remove(copy)
-        _make(original, copy, root, changes)
+        _make(original, copy, changes)
         yield copy
     finally:
-        shutil.rmtree(copy, ignore_errors=True)
-        lock.release()
-        Path(lock.lock_file).unlink(missing_ok=True)
+        with FileLock(folder / ".lock", fallback_to_soft=False):
+            _remove(copy)  # not where this run was interrupted while it waited for a killed one's processes
+            if not copy.exists():
+                Path(lock.lock_file).unlink(missing_ok=True)
+            lock.release()
 
 
 def _remove(copy: Path) -> None:
@@ -82,7 +83,7 @@ def _remove(copy: Path) -> None:
         shutil.rmtree(copy, ignore_errors=True)
 
 
-def _make(original: Path, copy: Path, root: Path, changes: Mapping[str, Any]) -> None:
+def _make(original: Path, copy: Path, changes: Mapping[str, Any]) -> None:
     from dvc.utils.serialize import modify_yaml
 
     head = commit(original)
@@ -103,7 +104,6 @@ def _make(original: Path, copy: Path, root: Path, changes: Mapping[str, Any]) ->
         if (original / folder).exists():
             shutil.copytree(original / folder, copy / folder, symlinks=True, copy_function=copier, dirs_exist_ok=True)
     _share_cache(original, copy)
-    (copy / "work").symlink_to(root)
     for key in ("user.name", "user.email"):
         identity = git("config", "--default", "wmt-transformer", "--get", key, folder=original).decode().strip()
         git("config", key, identity, folder=copy)
@@ -147,10 +147,10 @@ def run(
     environment = {
         **os.environ,
         "DVC_EXP_NAME": copy.name,
-        "MLFLOW_TRACKING_URI": server.uri(),  # A relative one would be of the copy.
+        # Relative paths of stores, states, catalogs and parents are the original's, as in DVC's own copies.
+        "DVC_ROOT": git("remote", "get-url", "origin", folder=copy).decode().strip(),
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
         "PYTHONUNBUFFERED": "1",
-        "WMT_STATE": state_store() or "",  # The copy's work/ is the original's state root.
         **variables,
     }
     mend_locks(copy)

@@ -104,8 +104,8 @@ def make_flow(name: str, pair: str | None, about: str) -> Flow[..., State[Any]]:
         # Also the name of its DVC experiment. The first characters of an id are a time.
         given = {**defaults, **runtime.flow_run.parameters}
         settings = resolution.in_words(dict(rows.flat(given.get("overrides", {}))))
-        words = given["row"], given["pair"], *settings, runtime.flow_run.id[-8:]
-        return re.sub(r"[^\w-]", "_", "-".join(words))
+        words = "-".join((given["row"], given["pair"], *settings))
+        return re.sub(r"[^\w-]", "_", f"{words[:100]}-{runtime.flow_run.id[-8:]}")  # a folder's name has a limit
 
     def pipeline(
         pair: str = defaults["pair"],
@@ -153,8 +153,8 @@ def run_pipeline(changes: Mapping[str, Any], target: str, force: bool) -> State[
                 if not states[-1].is_completed():
                     # Prefect's pages show the name at the top, and the message under "Details".
                     return Failed(name=f"{stage} {states[-1].name}".capitalize(), message=states[-1].message)
-            publish_scores(copy, changes)
             copies.save(copy, stages if len(stages) < len(declared) else (), logger.info)
+            publish_scores(copy, changes)
     except InputError as error:
         return Failed(name="Refused", message=str(error))
     logger.info("`dvc exp show` lists the results, `dvc exp apply %s` brings them here", name)
@@ -202,7 +202,7 @@ def run_stage(copy: Path, name: str, force: bool) -> State[Any]:
     status = read_json(reported) if reported.exists() else {}
     if code == 0:
         return Completed(name="Ran" if status else "Cached")
-    state = status.get("state", "refused")
+    state = status.get("state", "failed")
     # DVC did not run it, it was killed, or DVC could not keep its results.
     how = {"running": "died", "done": "not saved"}.get(state, state)
     return Failed(name=how.capitalize(), message=f"{name}: {status.get('message') or 'the log has the reason'}")

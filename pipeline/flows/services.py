@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -74,7 +75,10 @@ class Services:
         mlflow_pages, prefect_pages = (f"http://127.0.0.1:{port},http://localhost:{port}" for port in self.ports)
         self.password = secrets.token_urlsafe(16)
         credentials = f"{USER}:{self.password}"
+        # A proxy would be asked for 127.0.0.1, too, and be told the password.
+        direct = ",".join(filter(None, (urllib.request.getproxies().get("no"), "127.0.0.1,localhost")))
         self.login = {"PREFECT_API_URL": f"{self.prefect}/api", "PREFECT_API_AUTH_STRING": credentials}
+        self.login |= {"NO_PROXY": direct, "no_proxy": direct}
         self.environment = {
             **os.environ,
             **self.login,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -161,6 +162,7 @@ def section(folder: Path, examples: Sequence[str]) -> list[Block]:
     served = f"mlflow models serve --env-manager local -m models:/wmt-{description.source}-{description.target}@best"
     why = f"Its 8-bit weights, {len(blob) / 1e6:,.0f} MB, are in a file beside this page"
     return [
-        view._replace(beside=f"{FIGURES.name}/model.js"),
+        # By its hash: a comparison's copy of this page may lie beside another run's model.
+        view._replace(beside=f"{FIGURES.name}/model-{hashlib.sha256(blob).hexdigest()[:8]}.js"),
         Paragraph(f"{why}. {by_command}; over HTTP: {served} -p 5001"),
     ]

@@ -68,7 +68,7 @@ def difference(first: Compared, second: Compared) -> Comparison:
     if tokenizers[0] != tokenizers[1]:
         raise InputError(f"the runs were scored with scoring.tokenize {tokenizers[0]} and {tokenizers[1]}: set one")
     references = [line.reference for line in first.lines]
-    return scoring.compare(baseline, system, references, second.languages[1], tokenizers[1])
+    return scoring.scorer_of(second.languages[1], tokenizers[1]).compare(baseline, system, references)
 
 
 def by_set(first: Compared, second: Compared, comparison: Comparison) -> tuple[str, ...]:

@@ -34,7 +34,7 @@ class Line(NamedTuple):
 def scored(source: Path, reference: Path, output: Path, target: str, set_name: str = "") -> list[Line]:
     """Return all lines with their scores. `set_name`: see Line.set."""
     sources, references, outputs = (list(read_lines(path)) for path in (source, reference, output))
-    scores = scoring.of_lines(outputs, references, target)
+    scores = scoring.scorer_of(target).of_lines(outputs, references)
     return [Line(*line, set_name) for line in zip(sources, references, outputs, scores, strict=True)]
 
 
@@ -87,7 +87,8 @@ def extremes(lines: Sequence[Line], metric: str) -> Table:
 def by_length(systems: Mapping[str, Sequence[Line]], target: str, tokenize: str | None) -> Table:
     """Return BLEU, or F1 of trees, by the number of words of the source, shortest first; no empty groups."""
     texts = ([[getattr(line, text) for line in lines] for text in Line._fields[:3]] for lines in systems.values())
-    measured = [scoring.by_length(source, output, reference, target, tokenize) for source, reference, output in texts]
+    scorer = scoring.scorer_of(target, tokenize)
+    measured = [scorer.by_length(source, output, reference) for source, reference, output in texts]
     rows = [
         (name, f"{count:,}", *(f"{groups[name][1]:.1f}" for groups in measured))
         for name, (count, _) in measured[0].items()

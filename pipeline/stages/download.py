@@ -99,8 +99,11 @@ def _extract(sides: Mapping[str, MemberSettings], archives: Mapping[str, Path], 
             raise InputError(f"{path} is broken ({error}): remove it, and run again to fetch it anew") from error
     for output, side in sides.items():
         if side.path is not None:
-            with user_text.verified(side).open("rb") as file:
-                _write(plain(file, side.path), folder / output)
+            try:
+                with user_text.verified(side).open("rb") as file:
+                    _write(plain(file, side.path), folder / output)
+            except BROKEN as error:
+                raise InputError(f"{side.path} is broken ({error}): make it again") from error
 
 
 def _write(text: IO[bytes], path: Path, most: float = math.inf) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from nmt import hardware
 from nmt.common.files import write_json
-from nmt.evaluation.scoring import Output, scores, scores_of_set
+from nmt.evaluation.scoring import Output, scorer_of
 from nmt.task import further_scores
 from pipeline.config.corpora import DataSettings
 from pipeline.config.paths import AVERAGE, AVERAGING, LAST, METRICS, RAW, SCORES, TRAINING, TRANSLATIONS, read_json
@@ -55,15 +55,15 @@ def run() -> None:
         for role, name, model in (("valid", data.valid.name, LAST), *tests)
     )
     training, averaging = read_json(TRAINING), read_json(AVERAGING)
-    tokenize = load_section("scoring", ScoringSettings).tokenize
+    scorer = scorer_of(data.target, load_section("scoring", ScoringSettings).tokenize)
     values = {
-        **scores(test, valid, data.target, tokenize),
+        **scorer.scores(test, valid),
         "bleu_model": averaging["weights"],
         "averaged_checkpoints": averaging["checkpoints"],
         **{key: training[key] for key in COPIED},
         **cost(training),
     }
     if others:
-        values["sets"] = {test_set.name: scores_of_set(test_set, data.target, tokenize) for test_set in others}
+        values["sets"] = {test_set.name: scorer.scores_of_set(test_set) for test_set in others}
     write_json(SCORES, values)
     write_json(METRICS, {**{key: values[key] for key in COMPARED if key in values}, **further_scores(values)})

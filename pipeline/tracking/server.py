@@ -73,7 +73,7 @@ def masked_code(patch: str) -> str:
 
 
 def local_uri() -> str:
-    # Resolved: a copy of the repository has a link to the original's state root.
+    # Resolved: a copy of the repository may have a link to the original's state root.
     path = state_root().resolve() / "mlflow.db"
     if re.search("[?%#]", str(path)):
         raise InputError(

@@ -23,7 +23,7 @@ from pipeline.trainings.identity import code_digest
 Status = Literal["recomputed", "equal", "noted", "differs", "inconclusive"]
 """recomputed: made again, same bytes; equal: same hash; noted: other code, perhaps the same bits; differs: changed;
 inconclusive: nothing to compare with."""
-HELP = "name a results/certificate.json"
+HELP = "run `dvc repro` to make it, or name a certificate with --certificate"
 DOCUMENTS = (":!*/README.md", ":!*.ipynb")
 """As git leaves them out. Jupyter changes the tour when it is opened."""
 

@@ -118,6 +118,7 @@ def findings(path: Path, updates: Sequence[str], share: float) -> Iterator[Findi
     certificate = certificates.load(path)
     if not 0 < share <= 1:
         raise InputError(f"--share is {share:g}: it must be above 0 and at most 1")
+    os.environ.pop("WMT_NODES", None)  # Training again is this machine's: `wmt join` would not find it.
     training = Training(certificate.training)
     named = [training.named(text) for text in updates]
     yield certificates.sealed(path)
@@ -134,6 +135,7 @@ def findings(path: Path, updates: Sequence[str], share: float) -> Iterator[Findi
             if again.hashes(name):
                 yield tried(name, trained, certificate, again)
                 yield tried("states", training.states)
+                named = [training.named(text) for text in updates]  # damaged states are no longer among the kept
                 yield tried("intervals", training.retrained, folder / paths.BINNED, named, share)
             else:
                 yield tried("intervals", training.retrained, folder / paths.BINNED, named, share, folder)
@@ -171,21 +173,29 @@ def chained(certificate: Certificate, folder: Path) -> Finding:
         problem = f"of another corpus: {other}"
     elif other := difference(dict(flat(job)), dict(flat(training.job))):
         problem = f"of other settings: {other}"
-    elif links[-1].update != settings.updates and not ended_by_patience(settings):
-        problem = f"it ends at update {links[-1].update:,}, the training at update {settings.updates:,}"
+    elif other := early(certificate, settings, HERE):
+        problem = other
     else:
         return Finding("chain", "recomputed", f"{len(links):,} links, the last at update {links[-1].update:,}")
     return Finding("chain", "differs", problem)
 
 
-def ended_by_patience(settings: TrainingSettings) -> bool:
-    """Return whether the validations, whose losses the chain hashes, end a training before its last update."""
+def early(certificate: Certificate, settings: TrainingSettings, root: Path) -> str:
+    """Return a sentence where the chain ends too early: before the last update, and not by patience.
+
+    Where the repository in `root` has no validations, whose losses the chain hashes, patience may have ended it.
+    """
+    last, table = certificate.training.links[-1].update, root / paths.VALIDATION
+    if last == settings.updates or (settings.patience is not None and not table.exists()):
+        return ""
     best, since = math.inf, 0
-    for row in paths.read_table(paths.VALIDATION):
+    for row in paths.read_table(table) if settings.patience is not None else ():
         if row["update"] % settings.validate_every == 0:  # as `Attempt.train` counts
             since = 0 if row["valid_loss"] < best else since + 1
             best = min(best, row["valid_loss"])
-    return settings.patience is not None and since >= settings.patience
+    if settings.patience is not None and since >= settings.patience:
+        return ""
+    return f"it ends at update {last:,}, the training at update {settings.updates:,}"
 
 
 def trained(certificate: Certificate, again: Remake) -> Finding:
@@ -208,7 +218,8 @@ def trained_again(certificate: Certificate, again: Remake) -> Finding:
         {path: hashed for path, hashed in files.items() if Path(path) not in timed}
         for files in (again.hashes("train", root), again.recorded["train"])
     )
-    if problem := difference(made, recorded) or next(misstated(certificate, root, counted), None):
+    cut = early(certificate, load_section("training", TrainingSettings, root / paths.CONFIG), root)
+    if problem := difference(made, recorded) or cut or next(misstated(certificate, root, counted), None):
         return Finding("train", "differs", problem)
     return Finding(
         "train", "recomputed", f"{len(made)} files, the last weights {certificate.training.links[-1].weights}"

@@ -178,14 +178,16 @@ def test_the_report_is_of_different_runs(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("pair", "overrides", "message"),
     [
-        ("en-de", "{model: {P_drop: 0.2}}", "overrides.model would change the model of every row"),
-        ("en-tree", "{}", "pair is en-tree, but Table 3's rows are compared by BLEU"),
-        ("en-en", "{}", "pair is 'en-en'; a pair is two different ISO 639 codes"),
+        ("en-de", "{model: {P_drop: 0.2}}", "params.yaml: overrides.model would change the model of every row"),
+        ("en-de", "{training: {start_from: parent}}", "params.yaml: overrides.training.start_from would change the"),
+        ("en-tree", "{}", "params.yaml: pair is en-tree, but Table 3's rows are compared by BLEU"),
+        ("en-th", "{}", "sacreBLEU cannot split `th` into words: set its tokenizer to char or flores200"),
+        ("en-en", "{}", "params.yaml: pair is 'en-en'; a pair is two different ISO 639 codes"),
     ],
 )
 def test_params_that_change_every_row_are_refused(here: Path, pair: str, overrides: str, message: str) -> None:
     Path("params.yaml").write_text(f"row: base\npair: {pair}\ncorpus: sample\nseed: 1\noverrides: {overrides}\n")
-    assert f"params.yaml: {message}" in refused("ablation")
+    assert message in refused("ablation")
 
 
 def test_an_interval_is_students() -> None:

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import pytest
 from clones import ROOT, STAGES, Clone
 from command_line import printed, wmt
-from dvc.repo import Repo
 from model_folders import folder_of
 
 from nmt import flops
@@ -77,6 +76,8 @@ def test_a_prepared_corpus_is_counted(tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.fixture(scope="module")
 def committed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of this repository, which DVC has on record as run on the sample."""
+    from dvc.repo import Repo  # It takes a second, which each of pytest's processes would spend on collecting.
+
     clone = Clone(tmp_path_factory.mktemp("committed"))
     made = {str(BINNED_STATS): "{}", str(CONFIG): resolution.text(configuration("sample", corpus="sample"))}
     with contextlib.chdir(clone.folder), Repo() as repo:

@@ -108,6 +108,7 @@ def changed(path: str, value: object) -> dict[str, Any]:
         (changed("pairs.en-de.train.0.name", "../x"), "train.0.name is '../x'; string should match"),
         (changed("pairs.en-de.test.source.member", None), "give archive and member, or path and sha256"),
         (changed("pairs.en-de.test.source", {"path": "x"}), "give archive and member, or path and sha256"),
+        (changed("pairs.en-de.test.source", {"path": "x", "lines": 1, "md5": "0" * 32}), "give archive and member, or"),
         (changed("pairs.en-de.test.source.path", "x"), "give archive and member, or path and sha256"),
     ],
 )

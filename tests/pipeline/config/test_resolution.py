@@ -64,7 +64,8 @@ def test_base_is_rows_yaml_with_the_catalogs_preparation() -> None:
 
 def test_row_goes_over_catalog_and_overrides_over_all() -> None:
     assert _resolved(row="small").subwords.merges == 8000
-    configuration = _resolved(row="small", overrides={"subwords": {"vocabulary": 500}, "model": {"N": 1}})
+    overrides = {"subwords": {"vocabulary": 500}, "model": {"N": 1}, "training": {"start_from": None}}
+    configuration = _resolved(row="small", overrides=overrides)
     assert (configuration.subwords.vocabulary, configuration.subwords.merges) == (500, None)
     assert (configuration.model.N, configuration.model.d_model) == (1, 256)
 

@@ -97,11 +97,14 @@ def test_what_is_no_archive(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["w:", "w:gz", "zip"])
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
-def test_what_is_cut_is_read_or_told(tmp_path_factory: pytest.TempPathFactory, kind: str, data: st.DataObject) -> None:
-    path = tmp_path_factory.getbasetemp() / f"cut.{kind}"
+def test_what_is_cut_or_changed_is_read_or_told(tmp_path_factory: pytest.TempPathFactory, kind: str, data: st.DataObject) -> None:
+    path = tmp_path_factory.getbasetemp() / f"damaged.{kind}"
     content = [("a", random.Random(1).randbytes(3000)), ("b.gz", gzip.compress(TEXT * 20, mtime=0))]
     whole = (zipped(path, *content) if kind == "zip" else tar(path, *content, mode=kind)).read_bytes()
-    path.write_bytes(whole[: data.draw(st.integers(0, len(whole)))])
+    damaged = bytearray(whole[: data.draw(st.integers(0, len(whole)))])
+    if kind == "w:gz" and damaged:
+        damaged[data.draw(st.integers(0, len(damaged) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    path.write_bytes(damaged)
     try:
         members_read = read(path, "a", "b.gz")
     except (InputError, *BROKEN):

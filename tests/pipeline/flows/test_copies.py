@@ -94,9 +94,9 @@ def test_text_and_tracking_are_the_originals(original: Path, tmp_path: Path, mon
         said: list[str] = []
         monkeypatch.chdir(original)
         monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///own.db")
-        program = "from pipeline.tracking import server; print(server.uri())"
+        program = "from pipeline.tracking import server; print(server.uri(), server.state_root())"
         assert copies.run(copy, [sys.executable, "-c", program], said.append) == 0
-        assert said == [f"sqlite:///{original}/own.db"]
+        assert said == [f"sqlite:///{original}/own.db {original}/work"]
         assert git(copy, "status", "--porcelain") == "?? data/catalog/mine.yaml\n"
 
 
@@ -148,7 +148,7 @@ def test_a_killed_owner_leaves_its_copy_to_the_next_run(original: Path) -> None:
         owner.send_signal(signal.SIGKILL)
     copy = original / "work/copies/one"
     with copies.made(original, "two", {}):
-        assert copy.exists() == leader.is_running()
+        assert copy.exists() or is_over(leader)
     started = time.monotonic()
     with copies.made(original, "one", {}):
         assert is_over(leader)

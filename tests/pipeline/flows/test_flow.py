@@ -114,7 +114,7 @@ def test_the_example_of_overrides_succeeds_with_every_row(flow: Any) -> None:
     [
         (0, "done", ("COMPLETED", "Ran", None)),
         (0, None, ("COMPLETED", "Cached", None)),
-        (255, None, ("FAILED", "Refused", "train: the log has the reason")),
+        (255, None, ("FAILED", "Failed", "train: the log has the reason")),
         (255, "running", ("FAILED", "Died", "train: the log has the reason")),
         (255, "done", ("FAILED", "Not saved", "train: the log has the reason")),
         (255, "refused", ("FAILED", "Refused", "train: why")),

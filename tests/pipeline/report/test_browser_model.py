@@ -352,7 +352,7 @@ def test_a_large_model_is_in_a_file_beside_the_page(
     shown = context.new_page()
     shown.goto(path.as_uri())
     shown.get_by_role("button", name="Load the model").click()
-    shown.get_by_text("figures/model.js is not beside this page").wait_for()
+    shown.get_by_text(f"{beside.beside} is not beside this page").wait_for()
     file.parent.mkdir()
     file.write_text(page.loaded(beside), encoding="utf-8")
     shown.reload()

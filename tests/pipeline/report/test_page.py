@@ -83,11 +83,12 @@ def test_addresses_are_no_links_on_github_either(address: str) -> None:
 
 def test_make_pages_puts_the_page_and_the_file_beside_it_into_a_folder(tmp_path: Path) -> None:
     shutil.copyfile(Path(__file__).parents[3] / "Makefile", tmp_path / "Makefile")
-    (tmp_path / "results/figures").mkdir(parents=True)
     for text in ("first", "second"):
-        for name in ("report.html", "figures/model.js"):
-            (tmp_path / "results" / name).unlink(missing_ok=True)
+        shutil.rmtree(tmp_path / "results", ignore_errors=True)
+        (tmp_path / "results/figures").mkdir(parents=True)
+        for name in ("report.html", f"figures/{text}.js"):
             (tmp_path / "results" / name).write_text(text)
             (tmp_path / "results" / name).chmod(0o444)  # DVC protects what it keeps.
         subprocess.run(["make", "--silent", "pages"], cwd=tmp_path, check=True)
-        assert (tmp_path / "pages/index.html").read_text() == (tmp_path / "pages/figures/model.js").read_text() == text
+        assert (tmp_path / "pages/index.html").read_text() == text
+        assert [path.name for path in (tmp_path / "pages/figures").iterdir()] == [f"{text}.js"]

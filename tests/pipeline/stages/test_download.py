@@ -343,6 +343,13 @@ def test_a_local_treebank_is_held_to_its_number_of_trees(tmp_path: Path, bank: P
         download.unpack(settings(2), {}, tmp_path / "raw")
 
 
+def test_a_cut_gzip_of_a_treebank_is_refused(tmp_path: Path, bank: Path) -> None:
+    packed_bank = bank.with_suffix(".mrg.gz")
+    packed_bank.write_bytes(gzip.compress(bank.read_bytes())[:-9])
+    with pytest.raises(InputError, match=r"bank.mrg.gz is broken \(.*\): make it again"):
+        download.unpack(treebank({"path": str(packed_bank), "lines": 2}), {}, tmp_path / "raw")
+
+
 def test_a_mistake_in_a_treebank_names_file_and_line(tmp_path: Path, bank: Path) -> None:
     bank.write_text(BANK + "(S (NN dog)\n", encoding="utf-8")
     with pytest.raises(InputError, match=r"bank.mrg, line 4: the tree that begins on line 4 lacks 1 of its closing"):

@@ -13,7 +13,7 @@ from data_stages import configure, data_section
 
 from nmt.errors import InputError
 from nmt.evaluation import bleu
-from nmt.evaluation.scoring import Output, by_length, compare, scores
+from nmt.evaluation.scoring import Output, scorer_of
 from nmt.hardware import data_sheet
 from pipeline.stages import score
 
@@ -58,9 +58,10 @@ def test_a_setting_chooses_sacrebleus_tokenizer() -> None:
     assert found["bleu"] == bleu.sacrebleu(AVERAGE, TEST, "", "char")[0]
     assert found["valid_bleu"] == bleu.sacrebleu(LAST, VALID, "", "char")[0]
     assert all("|tok:char|" in found[key] for key in ("bleu_signature", "valid_bleu_signature"))
-    compared = compare(VALID, LAST, VALID, "de", "char")
+    scorer = scorer_of("de", "char")
+    compared = scorer.compare(VALID, LAST, VALID)
     assert compared.difference == pytest.approx(found["valid_bleu"] - 100)
-    assert by_length(VALID, LAST, VALID, "de", "char")["0 to 10"] == (2, found["valid_bleu"])
+    assert scorer.by_length(VALID, LAST, VALID)["0 to 10"] == (2, found["valid_bleu"])
 
 
 def test_every_number_stands_under_its_name() -> None:
@@ -146,7 +147,7 @@ def test_trees_are_scored_by_evalb_and_malformed_ones_reported() -> None:
         outputs.append(Output(name, Path(f"data/raw/{name}.tree"), Path(f"results/translations/{name}.tree")))
         _write(outputs[-1].references, gold)
         _write(outputs[-1].path, parsed)
-    values = scores(*outputs, "tree")
+    values = scorer_of("tree").scores(*outputs)
     assert (values["f1"], values["f1_complete_match"], values["f1_malformed"]) == (75.0, 50.0, 0.5)
     assert (values["valid_f1"], values["valid_f1_malformed"]) == (75.0, 0.0)
     assert values["f1_signature"] == "evalb|rules:COLLINS|tags:gold|unscored:excluded|cutoff:40|version:1"

@@ -141,7 +141,9 @@ def test_a_training_that_ended_by_patience_passes(run: Path, monkeypatch: pytest
     training()
     after_training()
     assert json.loads(paths.CHAIN.read_text())["links"][-1]["update"] == 18
-    verified("--share", 1)
+    verified("--updates", "0:2")
+    leave_certificate_alone("work")
+    verified("--certificate", "theirs.json", "--share", 1)
 
 
 def test_which_updates_are_trained_again(run: Path) -> None:
