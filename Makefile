@@ -121,6 +121,6 @@ mutants: setup
 soak: setup
 	@$(VENV) pytest -n 0 -s tests/soak
 
-# Delete everything generated except DVC's cache of finished stages and the state of runs in work/.
+# Delete what stages and set-up made, except DVC's cache of finished stages and the state of runs in work/.
 clean:
 	rm -rf data/raw data/tokenized data/subwords data/binned models results .venv

@@ -25,7 +25,9 @@ from nmt.inference.settings import SearchSettings
 from nmt.inference.translator import Translator
 from nmt.model_settings import FREE
 from nmt.schema import LANGUAGE
+from nmt.text import words as seen_words
 from nmt.text.moses import MOST_CHANGED, SAMPLE, Moses
+from nmt.text.parallel_text import is_blank
 from nmt.text.settings import SubwordSettings, TokenizerSettings, one_size
 from nmt.text.subwords import Subwords
 from nmt.training import checkpoint
@@ -115,6 +117,7 @@ def fit(  # noqa: PLR0913 - settings, by name
         source=languages[0], target=languages[1], vocabulary=vocabulary.size, tokenizer=words, model=job.model,
         search=SEARCH, origin={"made by": "nmt.fit", "updates": job.training.updates},
     )  # fmt: skip
+    seen_words.save(work / "subwords", _counts(tokenised[0][0]), languages[0], parent and parent / "subwords")
     save_model(folder, _trained(job, work), description, work / "subwords")
     shutil.rmtree(work)
     return Translator(folder)
@@ -203,8 +206,15 @@ def _chosen(
 
 
 def _learned(tokenised: Sequence[Sequence[str]], settings: SubwordSettings) -> Subwords:
-    source, target = (Counter(" ".join(side).split()) for side in tokenised)
+    source, target = map(_counts, tokenised)
     return codec.learn(source, target, settings)[0]
+
+
+def _counts(lines: Sequence[str]) -> Counter[str]:
+    """Count the words, separated by spaces: other white space is a character of its word."""
+    counts = Counter(" ".join(lines).split(" "))
+    del counts[""]
+    return counts
 
 
 def _check_text(pairs: Pairs) -> None:
@@ -222,7 +232,11 @@ def _check_text(pairs: Pairs) -> None:
 
 def _tokenised(pairs: Pairs, languages: tuple[str, str], settings: TokenizerSettings) -> list[list[str]]:
     sides = zip(codec.tokenizers(*languages, settings), pairs, strict=True)
-    return [[tokenizer.tokenize(line) for line in lines] for tokenizer, lines in sides]
+    # Lines may end as files' lines do.
+    return [
+        ["" if is_blank(line) else tokenizer.tokenize(line.rstrip("\r\n")) for line in lines]
+        for tokenizer, lines in sides
+    ]
 
 
 def _encoded(name: str, sides: Sequence[Sequence[str]], vocabulary: Subwords) -> pa.RecordBatch:

@@ -12,10 +12,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 from mirror import tarball
 
 ROOT = Path(__file__).resolve().parents[1]
+REAL = ROOT.parent / "shared/real"
+needs_real = pytest.mark.skipif(not REAL.exists(), reason="real text (../shared/real) is not here")
 STAGES = list(yaml.safe_load((ROOT / "dvc.yaml").read_text(encoding="utf-8"))["stages"])
 SHRUNKEN: dict[str, Any] = {
     "model": {"N": 1, "d_model": 32, "d_ff": 64, "h": 2, "d_k": 16, "d_v": 16},

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from clones import WORDS
 
 from nmt import codec
 from nmt.inference.model_folder import ModelDescription, load_description, save_model
@@ -15,8 +16,6 @@ from nmt.model_settings import ModelSettings
 from nmt.parsing.trees import Linearisation, linearise, read_trees
 from nmt.text import subwords
 from nmt.text.settings import SubwordSettings, TokenizerSettings
-
-WORDS = "the old man sees a dog . He did not see it She sleeps well , and we do !"
 
 TREES = [
     "(S (NP (DT the) (JJ old) (NN man)) (VP (VBZ sees) (NP (DT a) (NN dog))) (. .))",

@@ -29,7 +29,7 @@ PAGE = 200
 """Most lines in an answer of Prefect's API."""
 
 
-def until(find: Callable[[], Found | None], what: str, patience: float = PATIENCE, every: float = 1.0) -> Found:
+def until(find: Callable[[], Found | None], what: str, patience: float = PATIENCE, every: float = 0.5) -> Found:
     """What `find` finds, which it may take a while to; it is called again after `every` seconds."""
     deadline = time.monotonic() + patience
     while time.monotonic() < deadline:
@@ -76,6 +76,9 @@ class Orchestra:
             "PREFECT_WORKER_QUERY_SECONDS": "2",
             "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "5",
             "OMP_NUM_THREADS": "1",
+            # Nothing here may be asked by way of a proxy: this one does not answer.
+            "HTTP_PROXY": "http://127.0.0.1:9",
+            "NO_PROXY": "",
             "CUDA_VISIBLE_DEVICES": "GPU-4f2a",  # of the stand-in alone: real GPUs stay hidden
         }
 

@@ -6,8 +6,10 @@ import re
 import subprocess
 import sys
 import tomllib
+from functools import cache
 from importlib import import_module
 from importlib.metadata import packages_distributions
+from typing import Any
 
 import grimp
 import pytest
@@ -18,12 +20,13 @@ import importlib, importlib.abc, sys
 
 class Absent(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in {absent!r}:
+        if name.split(".")[0] in absent:
             raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
 
 sys.meta_path.insert(0, Absent())
-for name in {modules!r}:
-    importlib.import_module(name)
+for absent, modules in {steps!r}:
+    for name in modules:
+        importlib.import_module(name)
 """
 
 
@@ -33,22 +36,21 @@ def python(program: str) -> subprocess.CompletedProcess[str]:
     return result
 
 
-def test_training_needs_few_libraries() -> None:
-    absent = {"mlflow", "prefect", "dvc", "sacremoses", "subword_nmt", "sentencepiece", "sacrebleu"}
-    absent |= {"jaxtyping", "beartype", "matplotlib", "pandas", "rich", "scipy", "sklearn"}
-    python(ABSENT.format(absent=absent, modules=["nmt.training.loop", "nmt.training.checkpoint", "nmt.flops"]))
+@cache
+def graph() -> Any:
+    """Every import, also those in functions and under TYPE_CHECKING."""
+    return grimp.build_graph("nmt", "pipeline", include_external_packages=True, cache_dir=None)
 
 
-def test_running_needs_no_tool_of_the_tests() -> None:
+def test_training_needs_few_libraries_and_nothing_a_tool_of_the_tests() -> None:
     """Everything imports without the packages of the extra `dev`, and nothing else names them."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     names = {re.split(r"[<>=]", tool)[0] for tool in project["optional-dependencies"]["dev"]}
     tools = {module for module, owners in packages_distributions().items() if names & set(owners)}
     assert {"pytest", "hypothesis", "jaxtyping", "beartype", "grimp", "mypy"} <= tools
     assert not names & {re.split(r"[<>=]", package)[0] for package in project["dependencies"]}
-    graph = grimp.build_graph("nmt", "pipeline", include_external_packages=True, cache_dir=None)
     imported = {
-        (name, tool) for tool in tools & graph.modules for name in graph.find_modules_that_directly_import(tool)
+        (name, tool) for tool in tools & graph().modules for name in graph().find_modules_that_directly_import(tool)
     }
     # The second is copied beside an exported model, and imported there.
     copied = ("nmt.deployment.transformers_tokenizer", "transformers")
@@ -57,7 +59,11 @@ def test_running_needs_no_tool_of_the_tests() -> None:
         *("nmt.training.loop", "nmt.deployment.streams", "nmt.evaluation.bleu", "pipeline.cli", "pipeline.__main__"),
         *(f"pipeline.stages.{name}" for name in STAGES),
     ]
-    python(ABSENT.format(absent=tools, modules=modules))
+    few = {"mlflow", "prefect", "dvc", "sacremoses", "subword_nmt", "sentencepiece", "sacrebleu"}
+    few |= {"matplotlib", "pandas", "rich", "scipy", "sklearn"}
+    training = ["nmt.training.loop", "nmt.training.checkpoint", "nmt.flops"]
+    # In one process: torch takes seconds to import.
+    python(ABSENT.format(steps=[(few | tools, training), (tools, modules)]))
 
 
 HELP = """
@@ -80,13 +86,11 @@ def test_help_answers_at_once(module: str) -> None:
 
 
 def test_no_import_closes_a_cycle() -> None:
-    """All imports count, also those in functions and under TYPE_CHECKING."""
-    graph = grimp.build_graph("nmt", "pipeline", cache_dir=None)
     cycles = {
         " -> ".join([module, *back])
-        for module in graph.modules
-        for imported in graph.find_modules_directly_imported_by(module)
-        if (back := graph.find_shortest_chain(imported, module))
+        for module in graph().modules
+        for imported in graph().find_modules_directly_imported_by(module)
+        if (back := graph().find_shortest_chain(imported, module))
     }
     assert cycles == set()
 

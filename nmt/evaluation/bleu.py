@@ -131,9 +131,16 @@ def plain_quotes(line: str) -> str:
 
 
 def paper_way(
-    hypotheses: Sequence[str], references: Sequence[str], lang: str, *, lowercase: bool = False
+    hypotheses: Sequence[str],
+    references: Sequence[str],
+    lang: str,
+    tokenize: str | None = None,
+    *,
+    lowercase: bool = False,
 ) -> list[tuple[str, float]]:
-    """Return the steps from sacreBLEU (first) to the paper's way (last) and the BLEU after each; `lang`: the target's.
+    """Return the steps from sacreBLEU (first) to the paper's way (last) and the BLEU after each.
+
+    `lang` is the target's; `tokenize` names sacreBLEU's tokenizer of the first step.
 
     Every step changes both sides. German: Moses tokens, compounds split, quotes made plain. Other languages: Moses
     tokens alone, as the literature reports English-French; none where Moses has no rules for the language, or makes no
@@ -147,8 +154,8 @@ def paper_way(
     if lang == "de":
         changes += [("compounds split at hyphens", split_compounds), ("unicode quotes made plain", plain_quotes)]
     case = "lower-cased " if lowercase else ""
-    sacre = BLEU(force=True, lowercase=lowercase)
-    steps = [(f"{case}sacreBLEU, 13a", corpus_score(sacre, hypotheses, references)[0])]
+    sacre = BLEU(tokenize=tokenize or "13a", force=True, lowercase=lowercase)
+    steps = [(f"{case}sacreBLEU, {tokenize or '13a'}", corpus_score(sacre, hypotheses, references)[0])]
     bare = BLEU(tokenize="none", force=True, lowercase=lowercase)
     for name, change in changes:
         hypotheses, references = list(map(change, hypotheses)), list(map(change, references))
@@ -207,7 +214,7 @@ def score(
     scores: dict[str, Any] = {"set": known and known.title, "lines": len(references)}
     scores[key], scores[f"{key}_signature"] = corpus_score(headline_metric, hypotheses, references)
     scores[f"{key}_low"], scores[f"{key}_high"] = interval(headline_metric, hypotheses, references)
-    if steps := paper_way(hypotheses, references, lang, lowercase=lowercase):
+    if steps := paper_way(hypotheses, references, lang, tokenize, lowercase=lowercase):
         scores["bleu_paper_way"] = steps[-1][1]
         scores["paper_way_steps"] = [{"step": name, "bleu": value} for name, value in steps]
     if steps and (lowercase or (known and known.has(LOWERCASED))):

@@ -83,6 +83,9 @@ def score_lines(model: LoadedModel, pairs: Iterable[tuple[str, str]], batch_toke
             ids, target = model.encode(src), model.encode_target(tgt, number)
             if target and not ids:
                 raise InputError(f"line {number}: the source has no text to translate: leave it out")
+            settings, length = model.description.model, max(len(ids), len(target))
+            if settings.positions == "learned" and length > settings.max_positions:
+                raise InputError(f"line {number}: a side has {length} subwords, the model {settings.max_positions}")
             yield ids, target or ([EOS] if ids else [])
 
     for window, failure in windows(encoded(), WINDOW):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Sequence
 from functools import cached_property
@@ -39,34 +38,7 @@ def ranges(bounds: Sequence[int]) -> list[str]:
     return [*named, f"{lows[-1]:,} and more"]
 
 
-class Scorer(ABC):
-    """How the output for one kind of target is scored."""
-
-    @abstractmethod
-    def scores(self, test: Output, valid: Output) -> dict[str, Any]:
-        """Return the scores of the test and the validation set by their keys in results/scores.json.
-
-        The test set is scored once, from the average; nothing is selected on it.
-        """
-
-    @abstractmethod
-    def scores_of_set(self, test: Output) -> dict[str, Any]:
-        """Return the scores of a further test set by the keys that the first one's have."""
-
-    @abstractmethod
-    def compare(self, baseline: Lines, system: Lines, references: Lines) -> Comparison:
-        """Compare two systems' output by paired bootstrap resampling."""
-
-    @abstractmethod
-    def of_lines(self, outputs: Lines, references: Lines) -> Sequence[float | None]:
-        """Return the score of each line in percent; None if it cannot be scored."""
-
-    @abstractmethod
-    def by_length(self, sources: Lines, outputs: Lines, references: Lines) -> dict[str, tuple[int, float]]:
-        """Return number of lines and score of each group of lines by length, the shortest first; no empty groups."""
-
-
-class TranslationScorer(Scorer):
+class TranslationScorer:
     """BLEU, or chrF where the language's segmenter is missing. `tokenize` names sacreBLEU's tokenizer."""
 
     def __init__(self, target: str, tokenize: str | None = None) -> None:
@@ -77,6 +49,10 @@ class TranslationScorer(Scorer):
         return bleu.headline(self.target, self.tokenize)
 
     def scores(self, test: Output, valid: Output) -> dict[str, Any]:
+        """Return the scores of the test and the validation set by their keys in results/scores.json.
+
+        The test set is scored once, from the average; nothing is selected on it.
+        """
         values, steps = self._scores_and_steps(test)
         key = task_in(values).key
         last, of_valid = bleu.read_lines(valid.path), bleu.read_lines(valid.references)
@@ -91,10 +67,11 @@ class TranslationScorer(Scorer):
             # Only the intermediate steps: the first one's score is `bleu`, the last one's `bleu_paper_way`.
             values |= {f"bleu_paper_way_step_{n}": step["bleu"] for n, step in enumerate(steps[1:-1], start=2)}
             values["bleu_paper_way_steps"] = "; ".join(step["step"] for step in steps)
-            values["valid_bleu_paper_way"] = bleu.paper_way(last, of_valid, self.target)[-1][1]
+            values["valid_bleu_paper_way"] = bleu.paper_way(last, of_valid, self.target, self.tokenize)[-1][1]
         return values
 
     def scores_of_set(self, test: Output) -> dict[str, Any]:
+        """Return the scores of a further test set by the keys that the first one's have."""
         return self._scores_and_steps(test)[0]
 
     def _scores_and_steps(self, test: Output) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -105,12 +82,15 @@ class TranslationScorer(Scorer):
         return {**values, f"{task_in(values).key}_set": f"{test.name}, {lines} lines"}, steps
 
     def compare(self, baseline: Lines, system: Lines, references: Lines) -> Comparison:
+        """Compare two systems' output by paired bootstrap resampling."""
         return bleu.compare(baseline, system, references, self.metric)
 
     def of_lines(self, outputs: Lines, references: Lines) -> Sequence[float | None]:
+        """Return the score of each line in percent; None if it cannot be scored."""
         return bleu.sentence_chrf(outputs, references)
 
     def by_length(self, sources: Lines, outputs: Lines, references: Lines) -> dict[str, tuple[int, float]]:
+        """Return number of lines and score of each group of lines by length, the shortest first; no empty groups."""
         groups: dict[int, list[tuple[str, str]]] = {}
         for source, *both in zip(sources, outputs, references, strict=True):
             groups.setdefault(bisect_left(LENGTHS, len(source.split())), []).append((both[0], both[1]))
@@ -121,8 +101,8 @@ class TranslationScorer(Scorer):
         }
 
 
-class TreeScorer(Scorer):
-    """EVALB's F1."""
+class TreeScorer:
+    """EVALB's F1, by the same methods."""
 
     def scores(self, test: Output, valid: Output) -> dict[str, Any]:
         return self._f1(test) | self._f1(valid, "valid_f1")
@@ -164,6 +144,6 @@ class TreeScorer(Scorer):
         return {name: (total.sentences, total.f1) for name, total in evalb.by_length(trees).items()}
 
 
-def scorer_of(target: str, tokenize: str | None = None) -> Scorer:
+def scorer_of(target: str, tokenize: str | None = None) -> TranslationScorer | TreeScorer:
     """Return the scorer of a target language; `tokenize` names sacreBLEU's tokenizer of translations."""
     return TreeScorer() if task_of(target) is PARSING else TranslationScorer(target, tokenize)

@@ -23,7 +23,7 @@ from nmt.text.parallel_text import is_blank
 from nmt.text.scripts import SENTENCES_JOINED, code
 from nmt.text.sentences import split_sentences
 
-_WORDS = re.compile(r"\w")
+_WORDS = re.compile(r"[^\W_]")
 """A line or a sentence without it, as `-` or `...`, is its own translation."""
 
 
@@ -137,7 +137,7 @@ class Translator:
                 subject = "its sentence" if len(pieces) > 1 else "the line"
                 rule = "translated at once: put its sentences on lines of their own"
                 if self.model.writes_trees:
-                    rule = f"parsed at once: give --longest {length}, or leave it out"
+                    rule = f"parsed at once: give --longest {length}, or leave the sentence out"
                 problem = (
                     f"line {number + 1}: {subject} `{piece.text[:40]}...` has {length:,} subwords, and at most "
                     f"{self.longest:,} are {rule}"

@@ -12,7 +12,7 @@ from nmt.training.distributed import World
 Tensors = tuple[Tensor, ...] | list[Tensor]
 """One of each parameter."""
 BUCKET = 2**23
-"""Gradients that are summed over the processes at a time, 34 MB: base has 8 buckets."""
+"""Gradients that are summed over the processes at a time, 34 MB and the rest of a parameter: base has 6 buckets."""
 
 
 class Gradients:

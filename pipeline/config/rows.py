@@ -16,7 +16,7 @@ from nmt.schema import Settings
 from nmt.task import PARSING, task_of
 from nmt.text.settings import one_size
 from pipeline.config.corpora import Pair
-from pipeline.config.errors import nearest
+from pipeline.config.errors import nearest, validated
 from pipeline.config.machine import fastest_precision
 
 ROWS = Path(__file__).with_name("rows.yaml")
@@ -61,7 +61,7 @@ class RowsFile(Settings):
 @cache
 def table() -> RowsFile:
     """Return the content of rows.yaml, read once, with the precision of the device that trains for `auto`."""
-    content = RowsFile.model_validate(read_yaml(ROWS))
+    content = validated(RowsFile, read_yaml(ROWS), ROWS)
     for entry in content.rows.values():
         training = entry.settings.get("training", {})
         if training.get("precision") == "auto":

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import ValidationError
 
 from nmt.common.files import read_yaml
-from nmt.errors import InputError
+from nmt.errors import InputError, explain
 from nmt.schema import Count, Few, Settings
 from pipeline.config.paths import CONFIG
 
@@ -66,7 +66,7 @@ def load_section(name: str, section: type[Section], path: Path = CONFIG) -> Sect
     try:
         return section.model_validate(plain_section(name, path))
     except ValidationError as error:
-        raise InputError(f"{path}, section `{name}`: {error.errors()[0]['msg']}; resolve it again") from error
+        raise InputError(f"{path}, section `{name}`: {explain(error)}; resolve it again") from error
 
 
 def check_versions(*libraries: str) -> None:

@@ -26,7 +26,7 @@ def with_parent(configuration: Configuration) -> Configuration:
     folder = parent_folder.find(start)
     if folder.resolve() in (AVERAGE.resolve(), LAST.resolve()):
         raise InputError(
-            f"training.start_from is {start.folder}, which this run replaces: copy it, as with `cp -r {folder} "
+            f"training.start_from is {start.folder}, which this run replaces: copy it, as with `cp -rT {folder} "
             "data/local/parent`, and start from data/local/parent"
         )
     try:

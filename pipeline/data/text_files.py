@@ -136,9 +136,8 @@ def _units(path: Path, languages: tuple[str, str]) -> Iterator[Pair | Bad]:
                     known.add(tag)
                     etree.strip_elements(version, *_CODES, with_tail=False)
                     text = " ".join("".join(part for seg in version.iter("{*}seg") for part in seg.itertext()).split())
-                    for code in codes:
-                        if tag == code or tag.startswith(f"{code}-"):
-                            texts.setdefault(code, text)
+                    if fitting := [code for code in codes if tag == code or tag.startswith(f"{code}-")]:
+                        texts.setdefault(max(fitting, key=len), text)  # of sr and sr-latn the latter
                 torn = next(unit.iter(etree.Entity), None)
                 while unit.getprevious() is not None:  # Free what was read.
                     del unit.getparent()[0]

@@ -5,8 +5,9 @@
         copies.save(copy, (), print)
 
 A copy is a git clone of HEAD with the changes of tracked files, in `<state root>/copies/<name>`. It has the original's
-DVC cache, state root, catalogs and data/local. It is removed at the end, however the run ended: what can be resumed is
-in the state root. A killed process leaves its copy, and the next run removes it. Prefect is not imported.
+DVC cache, state root, catalogs and data/local (hard links: a file that is edited in place is refused by its checksum).
+It is removed at the end, however the run ended: what can be resumed is in the state root. A killed process leaves its
+copy, and the next run removes it. Prefect is not imported.
 """
 
 from __future__ import annotations

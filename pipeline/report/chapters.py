@@ -138,7 +138,9 @@ def groups(
 def repetition(run: RunSettings, settings: Mapping[str, Any], names: Mapping[str, str]) -> list[Block]:
     """Return what names the run, and the commands that make it again in a copy of the repository, with its patch."""
     chosen = [f"-S {key}={value}" for key, value in run.model_dump().items()]
-    chosen += [f"-S {quote(f'++overrides.{key}={json.dumps(value)}')}" for key, value in settings.items()]
+    chosen.append("-S '~overrides'")  # those of the commit's params.yaml
+    values = {key: json.dumps(value, ensure_ascii=False) for key, value in settings.items()}
+    chosen += [f"-S {quote(f'++overrides.{key}={value}')}" for key, value in values.items()]
     patch, listed = names.get("patch", ""), [f"{what} {name}" for what, name in names.items() if what != "patch"]
     if parent := settings.get("training.start_from.folder"):
         listed.append(f"the parent {parent}: copy it from this machine, no commit has it")

@@ -38,6 +38,7 @@ def blocks(lines: Sequence[sentences.Line], names: Mapping[str, str]) -> list[Bl
     unlike = chapters.differences(chosen, configuration)
     output = task_of(data.target).output
     papers = scores.papers_name(chosen, bool(unlike))
+    precision = {"training.precision": configuration["training"]["precision"]}
     return [
         Heading(scores.title(chosen), 1),
         Paragraph(scores.lead(resolution.name(named), chosen, metrics, description, parent)),
@@ -62,7 +63,8 @@ def blocks(lines: Sequence[sentences.Line], names: Mapping[str, str]) -> list[Bl
         figures.curves(paths.CURVES, paths.VALIDATION),
         *chapters.corpus(data, read_json(paths.BINNED_STATS)),
         *chapters.certificate(certificate),
-        *chapters.repetition(chosen, resolution.changed(named), names),
+        # Where a row says `auto`, another machine has another precision.
+        *chapters.repetition(chosen, {**resolution.changed(named), **precision}, names),
         Paragraph(f"The full configuration is results/config.yaml; libraries that decide bytes: {versions}."),
     ]
 

@@ -243,6 +243,8 @@ def session() -> Iterator[MlflowClient]:
     with quiet():
         try:
             yield connect()
+        except (AttributeError, LookupError, TypeError):  # ours
+            raise
         except Exception as error:
             raise InputError(problem(error)) from error
 

@@ -118,6 +118,9 @@ def findings(path: Path, updates: Sequence[str], share: float) -> Iterator[Findi
     certificate = certificates.load(path)
     if not 0 < share <= 1:
         raise InputError(f"--share is {share:g}: it must be above 0 and at most 1")
+    here = certificates.load(paths.CERTIFICATE) if paths.CERTIFICATE.exists() else certificate
+    if path != paths.CERTIFICATE and (other := difference(here.params, certificate.params)):
+        raise InputError(f"results/ is of another run ({other}): check this certificate in a fresh clone")
     os.environ.pop("WMT_NODES", None)  # Training again is this machine's: `wmt join` would not find it.
     training = Training(certificate.training)
     named = [training.named(text) for text in updates]

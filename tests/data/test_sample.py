@@ -21,7 +21,6 @@ NUMBERS = r"\b(two|three|four|five|six|seven|eight|nine|ten|twelve|twenty|thirty
 
 @pytest.fixture(scope="module")
 def sentences() -> list[Any]:
-    """They take a second, which each of pytest's processes would spend on collecting."""
     return make_sample.read()
 
 
@@ -60,7 +59,7 @@ def test_no_held_out_sentence_is_within_one_word_of_another(sentences: list[Any]
     assert [len(splits[name]) for name in ("valid", "test")] == [500, 500]
     assert sum(map(len, splits.values())) == len(sentences)
     words = [(sentence.en, re.findall(r"[\w']+", sentence.en.lower())) for sentence in sentences]
-    for chosen in splits["test"][:20] + splits["valid"][:20]:
+    for chosen in splits["test"][:5] + splits["valid"][:5]:
         chosen_words = re.findall(r"[\w']+", chosen.en.lower())
         assert [en for en, other in words if within_one_word(chosen_words, other)] == [chosen.en]
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import ranks
 import yaml
-from trainings import MakeJob, hashes, logged
+from trainings import MakeJob, hashes, logged, run
 
 from nmt.training import checkpoint
 from nmt.training.batches import Corpus, train_files, updates
@@ -21,9 +21,12 @@ from nmt.training.state import read_state
 from pipeline.trainings.folder import outcome
 
 
-def trained(job: dict[str, Any], folder: Path, size: int, *given: Any, store: str = "store") -> list[float]:
-    """The losses of a training on so many ranks."""
-    assert ranks.results(size, folder, ranks.training, job, str(folder), *given, store=store) == [True] * size
+def trained(job: dict[str, Any], folder: Path, size: int, store: str = "store") -> list[float]:
+    """The losses of a training on so many ranks; one alone is this process."""
+    if size == 1:
+        assert run(job, folder)
+    else:
+        assert ranks.results(size, folder, ranks.training, job, str(folder), store=store) == [True] * size
     return logged(folder, "loss")
 
 
@@ -57,18 +60,19 @@ def test_what_ranks_agree_on(tmp_path: Path) -> None:
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_any_number_of_processes_trains_the_same_bits(tmp_path: Path, tiny_job: MakeJob, precision: str) -> None:
     """With dropout and empty shards; also killed, stopped and resumed on another number of processes each time."""
-    job = tiny_job(tokens=25, shards=4, precision=precision, resume_minutes=10.0)
+    job = tiny_job(tokens=25, shards=4, precision=precision)
     job["model"] |= {"P_drop": 0.3, "attention_dropout": 0.1, "relu_dropout": 0.1}
     corpus = Corpus(train_files(Path(job["corpus"])))
     pairs = [update.sums.pairs for update in updates(corpus, 1, 25, 4, 0, 1, range(1, 31))]
     assert min(pairs) < 4 < max(pairs)
-    for size in (1, 2, 4):
-        assert len(trained(job, tmp_path / str(size), size)) == 30
+    assert len(trained(job, tmp_path / "1", 1)) == 30
     expected = result(tmp_path / "1")
-    assert result(tmp_path / "2") == result(tmp_path / "4") == expected
-
     if precision == "float32":  # They are stopped and resumed in tests/nmt/training/test_loop.py.
+        for size in (2, 4):
+            trained(job, tmp_path / str(size), size)
+            assert result(tmp_path / str(size)) == expected
         return
+
     job["training"]["resume_minutes"] = 1e-6  # a state after every update
     folder, choice = tmp_path / "disturbed", Random(precision)
     for size, number in [(2, signal.SIGKILL), (4, signal.SIGKILL), (1, signal.SIGTERM), (4, signal.SIGTERM)]:
@@ -98,9 +102,9 @@ def test_portable_arithmetic_has_the_same_bits_on_two_processes(tmp_path: Path, 
     assert len(one[0]) == 3
 
 
-@pytest.mark.parametrize("size", [2, 4])
-def test_in_no_fixed_order_sums_begin_in_the_backward_pass(tmp_path: Path, tiny_job: MakeJob, size: int) -> None:
+def test_in_no_fixed_order_sums_begin_in_the_backward_pass(tmp_path: Path, tiny_job: MakeJob) -> None:
     """They are the tree's but for rounding. Ranks with empty shards, too, begin them in the same order."""
+    size = 4
     of_ranks = ranks.results(size, tmp_path, ranks.overlapped_gradients, tiny_job(shards=size, tokens=8))
     buckets = [[length for length in update if length] for update in of_ranks[0]]
     assert len(buckets[0]) >= 4
@@ -119,12 +123,12 @@ def test_in_no_fixed_order_sums_begin_in_the_backward_pass(tmp_path: Path, tiny_
 
 def test_processors_of_different_makers_train_with_torchs_products(tmp_path: Path, tiny_job: MakeJob) -> None:
     used = []
-    for libraries in (["onednn", "torch"], ["torch", "onednn"], ["onednn", "onednn"]):
+    for libraries in (["onednn", "torch"], ["torch", "onednn"]):
         folder = tmp_path / "-".join(libraries)
         given = tiny_job(updates=1), str(folder), libraries
         assert ranks.results(2, folder, ranks.training_with_products, *given) == [True] * 2
         used.append(read_state(folder / "resume/update-00000001").conditions.products)
-    assert used == ["torch", "torch", "onednn"]
+    assert used == ["torch", "torch"]
 
 
 def test_ranks_with_different_states_do_not_train(tmp_path: Path, tiny_job: MakeJob) -> None:
@@ -155,7 +159,7 @@ def test_a_rank_that_runs_out_of_memory_ends_all_and_its_sentence_is_kept(tmp_pa
     assert not (tmp_path / "done.json").exists()
 
 
-@pytest.mark.parametrize(("where", "size"), [("saving", 4), ("forward", 2), ("sum", 4), ("overlapped sum", 4)])
+@pytest.mark.parametrize(("where", "size"), [("saving", 2), ("sum", 4), ("overlapped sum", 2)])
 def test_the_first_failure_ends_all_ranks_and_is_told(tmp_path: Path, tiny_job: MakeJob, where: str, size: int) -> None:
     """Also where leaving the group waits for all ranks: then a rank that left would wait for those that wait for it."""
     job = tiny_job(shards=4, resume_minutes=1e-6)

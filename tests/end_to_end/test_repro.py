@@ -5,21 +5,16 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import os
 import re
 import shutil
-import signal
-import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
-import httpx
 import pytest
 import yaml
 from clones import STAGES, Clone
 from command_line import printed, wmt
-from orchestra import until
-from ports import free_port
 from tiny_run import OVERRIDES, prepare, run_stages
 from tracked import connected
 from trainings import train_here
@@ -77,16 +72,24 @@ def test_an_edited_report_or_lock_is_named(finished: Clone, tmp_path: Path, monk
     assert "results/config.yaml is not in cache" in check.locked().detail
 
 
-def test_mlflow_holds_the_run_as_the_files_do(finished: Clone) -> None:
-    metrics = json.loads((finished.folder / "results/scores.json").read_text())
+@pytest.fixture(scope="module")
+def published(finished: Clone) -> Any:
+    """The run in MLflow, once all is there."""
     with connected(finished.folder / "work/mlflow.db") as client:
         experiment = client.get_experiment_by_name("wmt-en-de")
         assert experiment is not None
         (run,) = client.search_runs([experiment.experiment_id])
-        if run.info.status != "FINISHED":  # On a busy machine, the last stage does not wait until all is sent.
+        assert run.info.status in {"RUNNING", "FINISHED"}
+        if run.info.status == "RUNNING":  # On a busy machine, the last stage does not wait until all is sent.
             assert finished.run(sys.executable, "-m", "pipeline.cli", "publish").returncode == 0
             run = client.get_run(run.info.run_id)
         assert run.info.status == "FINISHED"
+        return run
+
+
+def test_mlflow_holds_the_run_as_the_files_do(finished: Clone, published: Any) -> None:
+    run, metrics = published, json.loads((finished.folder / "results/scores.json").read_text())
+    with connected(finished.folder / "work/mlflow.db") as client:
         numbers = {key: metrics[key] for key in metrics.keys() - SIZES if isinstance(metrics[key], int | float)}
         rated = {key: numbers.pop(key) for key in ("bleu", "valid_bleu", "valid_ppl")}
         assert {key: run.data.metrics[key] for key in rated} == pytest.approx(rated, abs=0.005), "two digits"
@@ -105,31 +108,21 @@ def test_mlflow_holds_the_run_as_the_files_do(finished: Clone) -> None:
     assert not [path for path in registered.rglob("*") if path.suffix in {".pkl", ".pickle"}]
 
 
-def test_the_model_folder_translates_alone_and_mlflow_serves_the_same(finished: Clone, tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("ignore:.*:UserWarning")
+def test_the_model_folder_translates_alone_and_the_best_registered_model_the_same(
+    finished: Clone, published: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MLflow's server of a model: tests/pipeline/tracking/test_serving.py; its command: tests/soak/test_day.py."""
+    import mlflow.pyfunc
+
     shutil.copytree(finished.folder / "models/average", tmp_path / "model")
     sentences = ["the old man sees a dog.", "She sleeps well."]
     (tmp_path / "in").write_text("\n".join(sentences))
     assert wmt("translate", tmp_path / "model", "--input", tmp_path / "in", "--output", tmp_path / "out") == 0
     expected = (tmp_path / "out").read_text().splitlines()
-    port = free_port()
-    environment = {**finished.environment(), "MLFLOW_TRACKING_URI": f"sqlite:///{finished.folder}/work/mlflow.db"}
-    log = finished.folder / "work/serve.log"
-    with log.open("w") as file:
-        server = subprocess.Popen(
-            ["mlflow", "models", "serve", "--env-manager", "local", "-m", "models:/wmt-en-de@best", "-p", str(port)],
-            cwd=finished.folder, env=environment, stdout=file, stderr=file, start_new_session=True,
-        )  # fmt: skip
-
-    def answer() -> httpx.Response | None:
-        assert server.poll() is None, log.read_text()
-        with contextlib.suppress(httpx.ConnectError):
-            return httpx.post(f"http://127.0.0.1:{port}/invocations", json={"inputs": sentences}, timeout=60)
-
-    try:
-        assert until(answer, "an answer of MLflow", 400).json() == {"predictions": expected}
-    finally:
-        os.killpg(server.pid, signal.SIGKILL)
-        server.wait()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{finished.folder}/work/mlflow.db")
+    monkeypatch.setattr(sys, "path", [*sys.path])  # MLflow adds the model's copy of nmt.
+    assert mlflow.pyfunc.load_model("models:/wmt-en-de@best").predict(sentences) == expected
 
 
 def test_french_with_word_pieces_and_two_test_sets_from_the_catalog_to_the_certificate(

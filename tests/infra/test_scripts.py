@@ -175,7 +175,7 @@ def test_a_pod_tells_a_mistake_of_the_users_from_what_may_succeed_later(here: Pa
         ) as pod,
     ):
         if state == "interrupted":
-            until(lambda: "training" in log.read_text() or pod.poll() is not None, "training", 60)
+            until(lambda: "training" in log.read_text() or pod.poll() is not None, "training", 60, 0.05)
             # Only to the container's first process, as it is stopped.
             pod.send_signal(signal.SIGINT)
         assert pod.wait(timeout=60) == status, log.read_text()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import jaxtyping
@@ -27,7 +26,7 @@ def parser(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _shapes_are_checked_at_first(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _shapes_are_checked_at_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Check shapes and types in a test's first updates alone: later ones call the same functions, half as fast."""
     step, steps = Trainer.step, 0
 
@@ -39,5 +38,3 @@ def _shapes_are_checked_at_first(monkeypatch: pytest.MonkeyPatch) -> Iterator[No
         step(self, update)
 
     monkeypatch.setattr(Trainer, "step", counted)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)

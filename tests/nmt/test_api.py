@@ -54,9 +54,7 @@ def test_the_defaults_are_row_base_on_one_device() -> None:
         ({"pairs": (["a"], [])}, "1 sentences have 0 translations: give one for each"),
         ({"pairs": (["a", ""], ["", "x"])}, "no pair of `pairs` has text on both sides and at most 256 subwords"),
         ({"valid": ([], [])}, "no pair of `valid` has text on both sides and at most 256 subwords on each"),
-        ({"merges": 0}, "merges is 0; input should be greater than or equal to 1: change it"),
         ({"model": TINY | {"d_model": None}}, "model.d_model is None; input should be a valid integer: change it"),
-        ({"model": TINY | {"h": 0}}, "model.h is 0; input should be greater than or equal to 1: change it"),
         ({"training": {"epochs": 3}}, "training.epochs is 3; extra"),
         ({"training": {"arithmetic": "portable", "precision": "bfloat16"}}, "training.precision must be float32: chan"),
         ({"training": {"start_from": {"folder": "there"}}}, "`fit` itself has the argument start_from"),
@@ -98,6 +96,13 @@ def test_fit_takes_the_tokenizer_and_subwords_of_the_pipeline(tmp_path: Path) ->
             nmt.fit(**call | {"folder": tmp_path / "other"} | given)
     bpe = nmt.fit(**call, folder=tmp_path / "b", tokenizer={"tokenizer": "none"}, subwords={"kind": "bpe", "merges": 3})
     assert bpe.model.subwords.settings.kind == "bpe"
+    # As `readlines` gives them: blank lines are no text, and a no-break space is a character of its word.
+    french = (["ça\u00a0: va\n", " \n", "\n", "va\n"], ["ça\u00a0: va", "a", "b", "va"])
+    settings = {"subwords": {"kind": "bpe", "merges": 3}, "tokenizer": {"tokenizer": "none"}}
+    kept = nmt.fit(french, french, tmp_path / "c", model=TINY, training={"updates": 1}, **settings).model
+    assert kept.subwords.symbols(kept.subwords.encode("ça\u00a0: va")).count("<unk>") == 0
+    assert "\n" not in "".join(kept.subwords.symbols(range(kept.subwords.used_rows)))
+    assert (tmp_path / "c/subwords/words.txt").read_text().split() == ["va", "ça"]
 
 
 def test_fit_starts_from_another_models_weights_and_subwords(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from clones import ROOT
 from model_folders import folder_of
 from torch import Tensor
 from torch.nn import functional as F
@@ -209,7 +210,7 @@ def test_a_training_has_the_same_bits_everywhere(tmp_path: Path, tiny_job: MakeJ
     """Stopped and resumed with two threads and other instructions. Two processes: tests/distributed/test_ranks.py."""
     expected, resumed = [], [tmp_path / "sinusoidal", tmp_path / "learned"]
     for there in resumed:
-        job = tiny_job(arithmetic="portable", updates=6, verify_every=2, resume_minutes=9.0)
+        job = tiny_job(arithmetic="portable", updates=6, verify_every=2)
         job["model"]["positions"] = there.name
         here = tmp_path / f"{there.name}-here"
         assert run(job, here)
@@ -219,7 +220,8 @@ def test_a_training_has_the_same_bits_everywhere(tmp_path: Path, tiny_job: MakeJ
     assert list(map(len, expected)) == [4, 4]
     others = {"OMP_NUM_THREADS": "2", "ATEN_CPU_CAPABILITY": "default", "MKL_ENABLE_INSTRUCTIONS": "SSE4_2"}
     command = [sys.executable, "-c", TRAININGS, *map(str, resumed)]
-    output = subprocess.run(command, env=os.environ | others, stdout=subprocess.PIPE, text=True, check=True).stdout
+    variables = os.environ | others
+    output = subprocess.run(command, cwd=ROOT, env=variables, stdout=subprocess.PIPE, text=True, check=True).stdout
     said = "weights will be bit-identical to an undisturbed run's: with training.arithmetic portable"
     assert output.count(said) == 2
     assert [*map(hashes, resumed)] == expected

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import pytest
 
 from tests.bench import tour
@@ -16,6 +15,8 @@ SIZES = "updates, pairs, tested = 1400, 24_000, 500"
 
 
 def test_every_cell_runs(here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    import matplotlib.pyplot as plt  # It takes a second, which each of pytest's processes would spend on collecting.
+
     (here / "data").mkdir()
     (here / "data/sample").symlink_to(ROOT / "data/sample")
     shown: list[Any] = []

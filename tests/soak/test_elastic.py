@@ -39,7 +39,13 @@ def test_lost_machines_that_are_not_replaced_change_no_bit(
         (tmp_path / name / "job.yaml").write_text(yaml.safe_dump(job))
     folder, port = tmp_path / "nodes", free_port()
     with running_agents() as start:
-        assert start(tmp_path / "undisturbed", 1).wait(timeout=10 * PATIENCE) == 0
+        alone = start(tmp_path / "undisturbed", 2)
+        wait_for(lambda: reached(tmp_path / "undisturbed") > 0)
+        processes = family(alone.pid)
+        assert len(processes) >= 3, "torchrun and two ranks"
+        assert {address for address, _ in listening(processes)} == {"127.0.0.1"}
+        assert alone.wait(timeout=10 * PATIENCE) == 0
+        assert not list((tmp_path / "undisturbed").glob(".*"))
         monkeypatch.setenv("WMT_NODES", "1:4")
         monkeypatch.setenv("WMT_RENDEZVOUS", f"127.0.0.1:{port}")
         host = start(folder, 1)

@@ -18,7 +18,7 @@ views.translate = (root, content, blob) => {
   const [seen, shortened] = [new Set(content.seen ?? []), new Set(content.abbreviations)];
   unseenIn = (line) => (content.seen ? bareWords(tokenize(line)).filter((word) => !seen.has(word)) : []);
   const sentenceEnd = new RegExp(content.sentenceEnd, "gu");
-  const worded = (text) => parses || /[\p{L}\p{M}\p{N}_]/u.test(text); // a text without words is its own translation
+  const worded = (text) => parses || /[\p{L}\p{M}\p{N}]/u.test(text); // a text without words is its own translation
   const sentencesOf = (line) => (parses ? [line] : splitSentences(line, sentenceEnd, shortened));
   const input = element("textarea", { rows: 2, lang: languages[0], dir: "auto", spellcheck: "false" });
   input.value = examples[0];

@@ -7,12 +7,9 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from text_lines import names
 
 from nmt.common.files import scratch_folder, writing
-
-
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
 
 
 @pytest.fixture

@@ -1,11 +1,10 @@
-"""Models exported as packages of Argos Translate: what is in them, and that it installs and translates them."""
+"""Models exported as packages of Argos Translate: what is in them, and that it translates alike."""
 
 from __future__ import annotations
 
 import json
 import zipfile
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import sentencepiece
@@ -49,27 +48,6 @@ def test_a_package_has_what_argos_reads(pieces: Path) -> None:
     made, ours = [processor.decode(each.hypotheses[0]) for each in found], greedy(pieces)
     assert [each[:40] for each in made] == [each[:40] for each in ours]
     assert not list(Path().glob(".*")), "nothing else is left"
-
-
-@pytest.mark.filterwarnings("ignore")  # of the libraries that it imports
-def test_argos_installs_and_translates(pieces: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    why = "Argos Translate is not installed: it needs an environment of its own, with another sacremoses"
-    package = pytest.importorskip("argostranslate.package", reason=why)
-    from argostranslate import settings, translate
-
-    assert wmt("export", pieces, "en_de.argosmodel", "--to", "argos") == 0
-    Path("installed").mkdir()
-    monkeypatch.setattr(settings, "package_data_dir", Path("installed"))
-    monkeypatch.setattr(settings, "package_dirs", [Path("installed")])
-    monkeypatch.setattr(settings, "beam_size", 1)
-    package.install_from_path(Path("en_de.argosmodel"))
-    assert [str(each) for each in package.get_installed_packages()] == ["English → German"]
-    languages = {language.code: language for language in translate.get_installed_languages()}
-    installed = languages["en"].get_translation(languages["de"])
-    # It would fetch a model that splits sentences.
-    installed.underlying.sentencizer = SimpleNamespace(split_sentences=lambda text: [text])
-    made = installed.translate("\n".join(LINES)).split("\n")
-    assert [each[:40] for each in made] == [each.replace("_", " ")[:40] for each in greedy(pieces)]
 
 
 def test_what_is_no_model_on_raw_word_pieces_is_refused(tmp_path: Path) -> None:

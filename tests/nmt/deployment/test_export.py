@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from command_line import wmt
 from model_folders import folder_of
+from text_lines import LINES
 
 from nmt.deployment import export
 from nmt.errors import InputError
 from nmt.inference.translator import Translator
-from tests.nmt.deployment.test_streams import LINES
 
 
 @pytest.mark.parametrize(
@@ -38,11 +38,11 @@ def test_ctranslate2_translates_alike(here: Path, change: dict[str, Any]) -> Non
         exec(example, namespace := dict[str, Any]())
         german = next(ours.translate(["She sees a dog."]))
         assert namespace["german"].startswith(german), "of random weights: up to our limit of its length"
-    assert wmt("export", str(folder), "small", "--quantization", "int8") == 0
-    assert Path("small/model.bin").stat().st_size < Path("out/model.bin").stat().st_size
-    small = CTranslate2Engine(Path("small"), ours.model)
-    assert len(list(Translator(ours.model, engine=small).translate(LINES))) == len(LINES)
-    assert wmt("export", str(folder), "out") == 2, "it exists"
+        assert wmt("export", str(folder), "small", "--quantization", "int8") == 0
+        assert Path("small/model.bin").stat().st_size < Path("out/model.bin").stat().st_size
+        small = CTranslate2Engine(Path("small"), ours.model)
+        assert len(list(Translator(ours.model, engine=small).translate(LINES))) == len(LINES)
+        assert wmt("export", str(folder), "out") == 2, "it exists"
 
 
 @pytest.mark.parametrize(("change", "sentence"), [({"d_k": 4}, "d_k 4 and d_v 8"), ({"h": 1}, "h x d_k = 8")])

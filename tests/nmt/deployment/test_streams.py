@@ -20,9 +20,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from clones import ROOT
 from command_line import printed, refused, warned, wmt
 from data_stages import full_disk
-from model_folders import TREES
+from model_folders import TREES, folder_of
+from text_lines import LINES, write_lines
 
 from nmt.codec import Codec
 from nmt.common.tensors import load_tensors, save_tensors
@@ -33,22 +35,14 @@ from nmt.inference.translator import Translator
 from nmt.parsing.tokenizers import Symbols
 from nmt.parsing.trees import read_trees
 
-ROOT = Path(__file__).resolve().parents[3]
-LINES = ["the old man sees a dog .", "", "She sleeps well", "we do !", "   ", "He did not see it"]
-
 
 class Terminal(io.TextIOWrapper):
     def isatty(self) -> bool:
         return True
 
 
-def write(path: Path, lines: list[str]) -> Path:
-    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    return path
-
-
 def run(model: Path, tmp_path: Path, *options: str, lines: list[str] | None = None) -> list[str]:
-    text = write(tmp_path / "in", LINES if lines is None else lines)
+    text = write_lines(tmp_path / "in", LINES if lines is None else lines)
     out = tmp_path / "out"
     assert wmt("translate", str(model), "--input", str(text), "--output", str(out), *options) == 0
     return out.read_text(encoding="utf-8").removesuffix("\n").split("\n")
@@ -117,12 +111,12 @@ def test_json_and_nbest_lists(model: Path, tmp_path: Path) -> None:
 
 
 def test_a_line_without_words_is_copied_and_one_without_text_is_empty(model: Path, tmp_path: Path) -> None:
-    translated = run(model, tmp_path, lines=["-", " ... ", "\u200b", "\xad\x7f", "\u201e!?\u201c"])
-    assert translated == ["-", "...", "", "", "\u201e!?\u201c"]
+    translated = run(model, tmp_path, lines=["-", " ... ", "___", "\u200b", "\xad\x7f", "\u201e!?\u201c"])
+    assert translated == ["-", "...", "___", "", "", "\u201e!?\u201c"]
 
 
 def test_text_that_is_not_composed_is_told_once(model: Path, tmp_path: Path) -> None:
-    text = write(tmp_path / "text", ["we do", "gru\u0308n", "u\u0308"])
+    text = write_lines(tmp_path / "text", ["we do", "gru\u0308n", "u\u0308"])
     told = f"warning: {text}, line 2: not composed (Unicode's NFC): words are torn\n"
     assert warned("translate", model, "--input", text) == told
     assert warned("bleu", text, text, "--lang", "de") == told * 2
@@ -132,7 +126,7 @@ def test_lines_before_an_error_are_translated(model: Path, tmp_path: Path, capsy
     """And no file appears."""
     good = [LINES[0]] * 11
     expected = run(model, tmp_path, lines=good)
-    text = write(tmp_path / "in", good)
+    text = write_lines(tmp_path / "in", good)
     text.write_bytes(text.read_bytes() + b"\xff\nwe do !\n")
     command = ["translate", model, "--input", text, "--longest", "20", "--window", "4"]
     assert wmt(*command) == 1
@@ -144,7 +138,7 @@ def test_lines_before_an_error_are_translated(model: Path, tmp_path: Path, capsy
 
 
 def test_a_line_that_is_too_long_is_left_empty_and_the_others_are_kept(model: Path, tmp_path: Path) -> None:
-    text, out = write(tmp_path / "in", [LINES[0], "dog " * 40, LINES[0]]), tmp_path / "out"
+    text, out = write_lines(tmp_path / "in", [LINES[0], "dog " * 40, LINES[0]]), tmp_path / "out"
     said = refused("translate", model, "--input", text, "--longest", "20", "--output", out)
     assert said.startswith("translate: lines left empty: 1; the first: line 2: the line `dog dog")
     before, empty, after, end = out.read_text(encoding="utf-8").split("\n")
@@ -158,7 +152,7 @@ def test_sentences_of_a_line_are_told_or_translated_by_themselves(
     sentences = ["She sees a dog.", "The old man sees it."]
     alone = run(model, tmp_path, lines=sentences)
     capsys.readouterr()
-    text = write(tmp_path / "in", [" ".join(sentences), *sentences])
+    text = write_lines(tmp_path / "in", [" ".join(sentences), *sentences])
     assert wmt("translate", model, "--input", text, "--split", "sentences") == 0
     shown = capsys.readouterr()
     assert (shown.out.splitlines(), shown.err) == ([" ".join(alone), *alone], "")
@@ -170,7 +164,7 @@ def test_words_without_training_text_are_named_once_at_the_end(model: Path, tmp_
     folder = shutil.copytree(model, tmp_path / "known")
 
     def told(*lines: str, models: tuple[Path, ...] = (folder,)) -> str:
-        return warned("translate", *models, "--json", "--input", write(tmp_path / "in", [*lines]))
+        return warned("translate", *models, "--json", "--input", write_lines(tmp_path / "in", [*lines]))
 
     assert told("a cat") == "", "which words are known is not known"
     (folder / "subwords" / "words.txt").write_text("dog\nShe\nsees\na\n")
@@ -184,7 +178,7 @@ def test_words_without_training_text_are_named_once_at_the_end(model: Path, tmp_
 
 
 def test_an_output_that_cannot_be_written_is_refused_before_the_model_is_opened(tmp_path: Path) -> None:
-    text = write(tmp_path / "in", LINES)
+    text = write_lines(tmp_path / "in", LINES)
     (tmp_path / "link").symlink_to(text)
     (tmp_path / "folder").mkdir()
     for output, sentence in (
@@ -207,8 +201,17 @@ def test_an_output_that_cannot_be_written_is_refused_before_the_model_is_opened(
     assert text.read_text().split("\n")[:-1] == LINES
 
 
+TRANSLATE = """
+import atexit, runpy, sys
+atexit.register(lambda: "torch._dynamo" in sys.modules and sys.stderr.write("torch's compiler was imported"))
+sys.argv = ["wmt", "translate", *sys.argv[1:]]
+runpy.run_module("pipeline.cli", run_name="__main__", alter_sys=True)
+"""
+"""It says so at its end if it imported the compiler, which takes more than a second."""
+
+
 def test_another_program_gets_each_answer_at_once_and_may_stop_reading(model: Path) -> None:
-    command = [sys.executable, "-m", "pipeline.cli", "translate", str(model), "--beam", "1", "--window", "1"]
+    command = [sys.executable, "-c", TRANSLATE, str(model), "--beam", "1", "--window", "1"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, cwd=ROOT, **pipes) as process:
         for line in LINES[:2]:
@@ -233,7 +236,7 @@ def words(tree: str) -> list[str]:
 def test_parsing_says_what_it_repaired_and_each_line_of_json_too(
     parser: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = ["parse", parser, "--input", write(tmp_path / "in", LINES), "--beam", "2"]
+    command = ["parse", parser, "--input", write_lines(tmp_path / "in", LINES), "--beam", "2"]
     assert wmt(*command, "--output", tmp_path / "out") == 0
     parsed = (tmp_path / "out").read_text().split("\n")[:-1]
     assert [words(line) for line in parsed] == [line.split() for line in LINES]
@@ -268,7 +271,7 @@ def test_parsing_says_what_it_repaired_and_each_line_of_json_too(
 
 
 def test_a_full_disk_is_one_sentence(model: Path, tmp_path: Path) -> None:
-    text, out = write(tmp_path / "in", LINES * 40), tmp_path / "out"
+    text, out = write_lines(tmp_path / "in", LINES * 40), tmp_path / "out"
     with full_disk(1000):
         assert refused("translate", model, "--input", text, "--output", out) == f"translate: {out}: File too large"
     assert not out.exists()
@@ -320,14 +323,15 @@ def test_a_damaged_folder_is_one_sentence(
 def test_weights_that_overflow_are_one_sentence(model: Path, tmp_path: Path) -> None:
     weights = load_tensors(model / "model.safetensors")
     save_tensors(model / "model.safetensors", {name: weight * 1e30 for name, weight in weights.items()})
-    text = write(tmp_path / "in", LINES[:1])
+    text = write_lines(tmp_path / "in", LINES[:1])
     assert "for subword 1 of a translation the model gives no probabilities" in refused("score", model, text, text)
 
 
 def test_scoring_trees_names_the_line_of_a_broken_one(parser: Path, tmp_path: Path) -> None:
-    source, broken = write(tmp_path / "source", ["we do"] * 3), "the target, line 3: the tree that begins on line 3"
+    source = write_lines(tmp_path / "source", ["we do"] * 3)
+    broken = "the target, line 3: the tree that begins on line 3"
     for second, said in ((TREES[1], broken), (TREES[1] * 2, "line 2 of the target holds 2 trees")):
-        trees = write(tmp_path / "trees", [TREES[1], second, "(S (NP"])
+        trees = write_lines(tmp_path / "trees", [TREES[1], second, "(S (NP"])
         assert said in refused("score", parser, source, trees)
 
 
@@ -335,8 +339,8 @@ def test_scoring_texts(model: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     sources = [line for line in LINES if line.strip()]
     ready = Translator(model)
     found = list(ready.translations(sources))
-    text = write(tmp_path / "target", [translation.texts[0] for translation in found])
-    output = printed("score", model, write(tmp_path / "source", sources), text, "--json")
+    text = write_lines(tmp_path / "target", [translation.texts[0] for translation in found])
+    output = printed("score", model, write_lines(tmp_path / "source", sources), text, "--json")
     *lines, total = map(json.loads, output.splitlines())
     equal = 0
     for one, translation in zip(lines, found, strict=True):
@@ -347,14 +351,19 @@ def test_scoring_texts(model: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert equal
     assert total["lines"] == len(sources)
     assert total["log_probability"] == pytest.approx(sum(one["log_probability"] for one in lines))
-    assert "has 4 lines and" in refused("score", model, tmp_path / "source", write(tmp_path / "short", ["a"]))
-    blank = write(tmp_path / "blank", ["we do", "", " "])
+    assert "has 4 lines and" in refused("score", model, tmp_path / "source", write_lines(tmp_path / "short", ["a"]))
+    blank = write_lines(tmp_path / "blank", ["we do", "", " "])
     first, *empty, total = map(json.loads, printed("score", model, blank, blank, "--json").splitlines())
     assert empty == [{"log_probability": 0.0, "tokens": 0, "perplexity": 1.0}] * 2
     assert total["log_probability"] == first["log_probability"]
-    words = write(tmp_path / "words", ["we do", "we do", "a"])
+    words = write_lines(tmp_path / "words", ["we do", "we do", "a"])
     assert wmt("score", str(model), str(blank), str(words)) == 1
     output = capsys.readouterr()
     assert output.out.count("\n") == 1, "the line before"
     assert "line 2: the source has no text" in output.err
+    learned = folder_of(tmp_path / "learned", positions="learned", max_positions=24)
+    words = write_lines(tmp_path / "words", ["we do", "dog " * 25])
+    assert wmt("score", str(learned), str(words), str(words)) == 1
+    output = capsys.readouterr()
+    assert (output.out.count("\n"), "line 2: a side has 26 subwords, the model 24" in output.err) == (1, True)
     assert Scored(-1e6, 1).perplexity == math.exp(700)

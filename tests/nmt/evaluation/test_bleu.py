@@ -9,16 +9,15 @@ from pathlib import Path
 from urllib.error import URLError
 
 import pytest
+from clones import REAL, needs_real
 from command_line import printed, refused, wmt
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.ter import TER
+from text_lines import write_lines
 
 from nmt.errors import InputError
 from nmt.evaluation import bleu, known_sets
 from nmt.evaluation.known_sets import KnownSet, Listing
-
-REAL = Path(__file__).resolve().parents[3].parent / "shared/real"
-needs_real = pytest.mark.skipif(not REAL.exists(), reason="real text (../shared/real) is not here")
 
 REFERENCES = ["Das ist ein gut-gemeinter Rat .", "Er kam nicht ."]
 HYPOTHESES = ["Das ist ein gut-gemeinter Tipp .", "Er kam nicht ."]
@@ -81,9 +80,7 @@ def test_different_line_counts_are_refused() -> None:
 
 
 def _write(folder: Path, **texts: list[str]) -> list[str]:
-    for name, lines in texts.items():
-        (folder / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    return [str(folder / name) for name in texts]
+    return [str(write_lines(folder / name, lines)) for name, lines in texts.items()]
 
 
 def test_command_line_compares_two_systems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,8 +211,3 @@ def test_known_scores_of_newstest() -> None:
     known = known_sets.find(references, "de")
     assert known.title == "newstest2014/filtered, de (sacreBLEU: wmt14)"
     assert [f"{score:.2f}" for _, score in steps] == ["29.82", "29.92", "30.53", "31.62"]
-
-
-def test_ter_is_edits_and_shifts_by_the_words_of_the_reference() -> None:
-    # One shift of two words, one substitution; 6 words.
-    assert bleu.corpus_score(TER(), ["c d a b e x"], ["a b c d e f"])[0] == pytest.approx(100 * 2 / 6)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
+from clones import REAL, needs_real
 
 from nmt.evaluation import bleu, known_sets
 from nmt.evaluation.known_sets import KnownSet, digest, find, identity, named
 
-REAL = Path(__file__).resolve().parents[3].parent / "shared/real"
 
-
-@pytest.mark.skipif(not REAL.exists(), reason="real text (../shared/real) is not here")
+@needs_real
 @pytest.mark.parametrize(
     ("file", "name", "title"),
     [

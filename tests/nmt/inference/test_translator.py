@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,6 +13,7 @@ import pytest
 import torch
 from command_line import wmt
 from model_folders import WORDS, folder_of, parser_of
+from text_lines import LINES
 
 from nmt import codec
 from nmt.errors import InputError
@@ -29,8 +28,6 @@ from nmt.model import positional_encoding
 from nmt.packing import pack_tensor
 from nmt.text.sentences import split_sentences
 from nmt.text.settings import TokenizerSettings
-
-LINES = ["the old man sees a dog .", "", "She sleeps well", "we do !", "   ", "He did not see it"]
 
 
 def batch_sizes(ready: Translator, lines: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -71,16 +68,6 @@ def test_bfloat16_does_not_round_the_positions(model: Path) -> None:
     ids = torch.arange(4, 60)
     exact = embedding.table[ids].float() * 4 + positional_encoding(56, 16)
     assert torch.equal(embedding(pack_tensor(ids[None])), exact.bfloat16())
-
-
-def test_translating_does_not_import_torchs_compiler(model: Path) -> None:
-    """It takes more than a second."""
-    program = (
-        "import sys, torch; from pathlib import Path; from nmt.inference.translator import Translator;"
-        "list(Translator(Path(sys.argv[1]), torch.device('cpu')).translate(['a line']));"
-        "sys.exit('torch._dynamo' in sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", program, str(model)], check=True)
 
 
 def test_a_search_in_another_thread_does_not_change_attention(model: Path) -> None:

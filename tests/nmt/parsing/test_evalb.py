@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from command_line import printed
+from text_lines import write_lines
 
 from nmt.errors import InputError
 from nmt.parsing import evalb
@@ -63,9 +64,7 @@ def counts(gold: str, parsed: str) -> Sentence:
 
 
 def write(folder: Path, gold: list[str], parsed: list[str]) -> tuple[Path, Path]:
-    for name, lines in (("gold", gold), ("parsed", parsed)):
-        (folder / name).write_text("".join(line + "\n" for line in lines), encoding="utf-8")
-    return folder / "gold", folder / "parsed"
+    return write_lines(folder / "gold", gold), write_lines(folder / "parsed", parsed)
 
 
 def test_its_own_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

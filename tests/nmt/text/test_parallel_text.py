@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from text_lines import write_lines
 
 from nmt.errors import InputError
 from nmt.text.parallel_text import (
@@ -23,14 +24,9 @@ LINES = st.lists(st.text(st.characters(exclude_characters="\n", exclude_categori
 FILTERS = FilterSettings(min_tokens=2, max_tokens=5, max_ratio=2.0, drop_identical=True)
 
 
-def write(path: Path, lines: list[str]) -> Path:
-    path.write_bytes("".join(line + "\n" for line in lines).encode())
-    return path
-
-
 def test_lines_end_at_newline_alone(tmp_path: Path) -> None:
     lines = ["a\rb", "c\u2028d\x85e", "f\x00\x0c\x1cg", "", "h\u00a0", "i"]
-    path = write(tmp_path / "text", lines)
+    path = write_lines(tmp_path / "text", lines)
     assert list(read_lines(path)) == lines
     # The last line may lack its \\n; a byte order mark is left out at the start of a line.
     path.write_bytes("\ufeffa\n\n\ufeffb\ufeff".encode())
@@ -53,8 +49,8 @@ def test_invalid_utf8_is_told_with_file_line_and_byte(tmp_path: Path, mark: byte
 @settings(max_examples=50, deadline=None)
 def test_any_text_stays_paired(tmp_path_factory: pytest.TempPathFactory, lines: list[str], size: int) -> None:
     folder = tmp_path_factory.mktemp("pairs")
-    source = write(folder / "source", lines)
-    target = write(folder / "target", [str(number) for number in range(len(lines))])
+    source = write_lines(folder / "source", lines)
+    target = write_lines(folder / "target", [str(number) for number in range(len(lines))])
     lines = [line.removeprefix("\ufeff") for line in lines]
     assert list(parallel(source, target)) == [(line, str(number)) for number, line in enumerate(lines)]
     blocks = list(read_parallel_blocks(source, target, size))
@@ -64,7 +60,7 @@ def test_any_text_stays_paired(tmp_path_factory: pytest.TempPathFactory, lines: 
 
 @pytest.mark.parametrize(("source", "target"), [(3, 4), (4, 3), (8200, 3), (0, 1), (1, 0)])
 def test_different_numbers_of_lines_are_refused(tmp_path: Path, source: int, target: int) -> None:
-    files = write(tmp_path / "x.en", ["a"] * source), write(tmp_path / "x.de", ["b"] * target)
+    files = write_lines(tmp_path / "x.en", ["a"] * source), write_lines(tmp_path / "x.de", ["b"] * target)
     for pairs in (parallel(*files), read_parallel_blocks(*files, 2)):
         with pytest.raises(InputError, match=rf"x\.en has {source:,} lines and .*x\.de has {target:,}:"):
             list(pairs)
@@ -72,7 +68,7 @@ def test_different_numbers_of_lines_are_refused(tmp_path: Path, source: int, tar
 
 def test_empty_corpus_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="are empty"):
-        list(parallel(write(tmp_path / "x.en", []), write(tmp_path / "x.de", [])))
+        list(parallel(write_lines(tmp_path / "x.en", []), write_lines(tmp_path / "x.de", [])))
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,9 @@ def links(folder: Path) -> list[chain.Link]:
     return chain.read_chain(folder / "chain.jsonl")
 
 
-def test_checkpoints_chosen_updates_and_the_end_have_links(tmp_path: Path, tiny_job: MakeJob) -> None:
+def test_checkpoints_chosen_updates_and_the_end_have_links_and_a_changed_one_breaks_the_chain(
+    tmp_path: Path, tiny_job: MakeJob
+) -> None:
     assert run(tiny_job(updates=17, verify_every=4), tmp_path / "run")
     chain_links = links(tmp_path / "run")
     assert [link.update for link in chain_links] == [4, 5, 8, 10, 12, 15, 16, 17]
@@ -30,6 +32,13 @@ def test_checkpoints_chosen_updates_and_the_end_have_links(tmp_path: Path, tiny_
         assert tensors.digest(tensors.load_tensors(path)) == link.weights
     last = checkpoint.latest_resume(tmp_path / "run/resume")
     assert chain.state_hashes(last) == (chain_links[-1].weights, chain_links[-1].moments)
+    for key in ("weights", "moments", "losses", "link"):
+        changed = [chain_links[0], chain_links[1].model_copy(update={key: "0" * 64}), *chain_links[2:]]
+        assert chain.broken(changed) == changed[1]
+    assert chain.broken(chain_links[1:]) == chain_links[1]
+    (tmp_path / "run/chain.jsonl").write_text('{"update": 1}\n')
+    with pytest.raises(InputError, match="holds no chain of hashes"):
+        links(tmp_path / "run")
 
 
 def test_a_kept_state_starts_the_training_again(tmp_path: Path, tiny_job: MakeJob) -> None:
@@ -38,7 +47,7 @@ def test_a_kept_state_starts_the_training_again(tmp_path: Path, tiny_job: MakeJo
     def trained(name: str, keep_states: int) -> list[tuple[int, str]]:
         (tmp_path / name).mkdir(exist_ok=True)
         (tmp_path / name / "last_update").write_text("13")
-        settings = {"validate_every": 300, "checkpoint_every": 300, "verify_every": 5, "resume_minutes": 10.0}
+        settings = {"validate_every": 300, "checkpoint_every": 300, "verify_every": 5}
         assert run(tiny_job(updates=300, shards=1, keep_states=keep_states, **settings), tmp_path / name)
         return hashes(tmp_path / name)
 
@@ -76,18 +85,6 @@ def test_the_hash_of_losses_covers_numbers_and_not_times() -> None:
         for key in record.keys() - {"update", "seconds"}:
             changed = [*records[:number], {**record, key: record[key] + 1e-9}, *records[number + 1 :]]
             assert chain.losses_hash(changed, 0, 4) != whole, key
-
-
-def test_a_link_that_was_changed_breaks_the_chain(tmp_path: Path, tiny_job: MakeJob) -> None:
-    assert run(tiny_job(updates=15), tmp_path)
-    chain_links = links(tmp_path)
-    for key in ("weights", "moments", "losses", "link"):
-        changed = [chain_links[0], chain_links[1].model_copy(update={key: "0" * 64}), chain_links[2]]
-        assert chain.broken(changed) == changed[1]
-    assert chain.broken(chain_links[1:]) == chain_links[1]
-    (tmp_path / "chain.jsonl").write_text('{"update": 1}\n')
-    with pytest.raises(InputError, match="holds no chain of hashes"):
-        links(tmp_path)
 
 
 def test_the_digest_of_tensors_covers_name_dtype_shape_and_bytes() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from kills import every_kill
+from text_lines import names
 from trainings import CONDITIONS
 
 from nmt.common import tensors
@@ -18,10 +19,6 @@ from nmt.model import Transformer
 from nmt.training import checkpoint
 from nmt.training.state import TrainState, load_state, save_state
 from tests.nmt.training.conftest import Training
-
-
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
 
 
 def write(path: Path, content: str, kind: str) -> None:

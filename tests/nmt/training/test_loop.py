@@ -14,7 +14,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable
-from itertools import product
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -45,7 +44,8 @@ GPU = {"device": "NVIDIA H100", "processor": "", "threads": 0, "deterministic": 
 
 
 def test_it_learns_to_copy(tmp_path: Path, tiny_job: MakeJob) -> None:
-    job = tiny_job(updates=220, validate_every=220, tokens=200, warmup_steps=60, learning_rate_scale=0.5, shards=1)
+    every = {"updates": 220, "validate_every": 220, "checkpoint_every": 220}
+    job = tiny_job(**every, tokens=200, warmup_steps=60, learning_rate_scale=0.5, shards=1)
     job["model"].update(d_model=32, d_k=16, d_v=16)
     assert run(job, tmp_path / "run")
     # A guess among twelve words and the end has a loss of about 2.5 nats, the mean of the source's words one of 1.7.
@@ -72,7 +72,7 @@ def test_translations_change_no_weight(tmp_path: Path, tiny_job: MakeJob, monkey
     [
         ({"updates": 18}, [7, 8, 13]),
         # Every second update has a record: the stop is between two.
-        ({"updates": 200, "shards": 1, "validate_every": 200, "checkpoint_every": 200, "resume_minutes": 10.0}, [7]),
+        ({"updates": 200, "shards": 1, "validate_every": 200, "checkpoint_every": 200}, [7]),
     ],
 )
 def test_a_stop_changes_no_bit(tmp_path: Path, tiny_job: MakeJob, changes: dict[str, Any], stops: list[int]) -> None:
@@ -114,8 +114,8 @@ def test_a_damaged_state_is_told_and_the_newest_whole_one_resumed(
     job = tiny_job(updates=12, keep_states=2, verify_every=4)
     assert run(job, tmp_path / "whole")
     stopped(job, tmp_path / "stopped", 10)
-    names, damages = ("model.safetensors", "optimizer.safetensors", "state.json"), ("byte", "cut", "gone")
-    for name, damage in product(names, damages):
+    names = ("model.safetensors", "optimizer.safetensors", "state.json")
+    for name, damage in [*((name, "byte") for name in names), (names[0], "cut"), (names[1], "gone")]:
         folder = shutil.copytree(tmp_path / "stopped", tmp_path / f"{name}-{damage}")
         (path,) = (folder / "resume").iterdir()
         content = bytearray((path / name).read_bytes())
@@ -195,7 +195,7 @@ def test_logs_are_on_disk_before_the_state(tmp_path: Path, tiny_job: MakeJob, mo
     flushed, saved = loop.flush, state.save_state
     monkeypatch.setattr(loop, "flush", lambda path: (order.append(path.name), flushed(path)))
     monkeypatch.setattr(state, "save_state", lambda *given: (order.append("state"), saved(*given)))
-    assert run(tiny_job(updates=10), tmp_path / "run")
+    assert run(tiny_job(updates=10, resume_minutes=1e-9), tmp_path / "run")
     saves = " ".join(order).split("state")
     assert len(saves) > 2
     assert all("history.jsonl" in before for before in saves[:-1])
@@ -326,7 +326,7 @@ def test_fine_tuning_resumes_to_the_bit(tmp_path: Path, tiny_job: MakeJob, monke
 def test_a_training_that_diverges_is_ended_however_often_it_stops(
     tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    job = tiny_job(updates=400, shards=1, validate_every=400, checkpoint_every=400, resume_minutes=10.0)
+    job = tiny_job(updates=400, shards=1, validate_every=400, checkpoint_every=400)
     losses, finite = Trainer.losses, {*range(1, 7), 19}
 
     def infinite(self: Trainer, *given: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -352,7 +352,7 @@ def sums_of_updates(job: dict[str, Any], last: int) -> LengthSums:
 def test_time_before_a_stop_counts_and_speed_stays_true(tmp_path: Path, tiny_job: MakeJob) -> None:
     """A stop just before a report of twenty updates: the report is of the time that they took."""
     slow = 0.05
-    job = tiny_job(updates=2000, validate_every=2000, checkpoint_every=2000, resume_minutes=10.0)
+    job = tiny_job(updates=2000, validate_every=2000, checkpoint_every=2000)
     stopped(job, tmp_path / "run", 19, seconds=slow)
     stopped(job, tmp_path / "run", 21)
     (record,) = [record for record in read_history(tmp_path / "run/history.jsonl") if "loss" in record]

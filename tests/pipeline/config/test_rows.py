@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import printed
+from command_line import printed, refused
 
 from nmt.evaluation.known_sets import named
 from nmt.model_settings import ModelSettings
@@ -98,6 +100,14 @@ def test_table_2() -> None:
     assert "ByteNet" not in systems["en-fr"]
     assert rows.printed("big", "en-fr") == {"bleu_paper_way": "41.8", "train_flops_paper": "2.3e+19", "params": "213"}
     assert rows.printed("A-h1", "en-de") == {"valid_bleu_paper_way": "24.9", "valid_ppl": "5.29"}
+
+
+def test_a_typing_error_in_the_table_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "rows.yaml"
+    path.write_text(rows.ROWS.read_text().replace("    settings:", "    setings:", 1))
+    monkeypatch.setattr(rows, "ROWS", path)
+    monkeypatch.setattr(rows, "table", rows.table.__wrapped__)
+    assert re.search(r"rows.yaml: unknown key `rows\.\S+\.setings`; did you mean `settings`", refused("rows"))
 
 
 def test_nearest_is_one_guess_and_all_there_are() -> None:

@@ -97,7 +97,7 @@ def test_what_is_no_archive(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["w:", "w:gz", "zip"])
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
-def test_what_is_cut_or_changed_is_read_or_told(tmp_path_factory: pytest.TempPathFactory, kind: str, data: st.DataObject) -> None:
+def test_damage_is_told(tmp_path_factory: pytest.TempPathFactory, kind: str, data: st.DataObject) -> None:
     path = tmp_path_factory.getbasetemp() / f"damaged.{kind}"
     content = [("a", random.Random(1).randbytes(3000)), ("b.gz", gzip.compress(TEXT * 20, mtime=0))]
     whole = (zipped(path, *content) if kind == "zip" else tar(path, *content, mode=kind)).read_bytes()

@@ -72,7 +72,7 @@ def test_the_folder_of_a_run_stands_for_its_average() -> None:
         ({"subwords": {"merges": 7}}, "the subwords are the parent's: remove overrides.subwords"),
         ({"start": "nowhere"}, "training.start_from is nowhere, but neither it nor its models/average holds model.saf"),
         ({"start": {"folder": "parent", "weights": "0" * 64}}, "restore it, or take it as it is with `dvc repro"),
-        ({"start": "models/average"}, "which this run replaces: copy it, as with `cp -r models/average data/local/par"),
+        ({"start": "models/average"}, "which this run replaces: copy it, as with `cp -rT models/average data/local/"),
         ({"start": "damaged"}, "damaged is no model folder ('model'): name another one"),
     ],
 )

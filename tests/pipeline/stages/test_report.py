@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import yaml
 from clones import ROOT
+from markupsafe import escape
 from model_folders import folder_of
 
 from pipeline.config import paths, resolution, sections, wording
@@ -345,10 +346,13 @@ def test_what_the_runner_knows_is_shown() -> None:
     report.run(lambda: known)
     markdown, html = paths.REPORT.read_text(encoding="utf-8"), paths.REPORT_HTML.read_text(encoding="utf-8")
     assert "<li>commit abc</li>" in html
-    command = "dvc exp run -S row=base -S pair=en-de -S corpus=news -S seed=3 -S ++overrides.model.P_drop=0.2"
+    command = (
+        "dvc exp run -S row=base -S pair=en-de -S corpus=news -S seed=3 -S '~overrides' "
+        """-S ++overrides.model.P_drop=0.2 -S '++overrides.training.precision="bfloat16"'"""
+    )
     assert f"~~~~~~sh\ngit checkout abc\ngit apply differences.patch\n{command}\n~~~~~~\n" in markdown
     assert "~~~~~~sh\n ```\n+one\n~~~~~~" in markdown, "lines of the patch do not end it"
-    assert f"git apply differences.patch\n{command}</code>" in html
+    assert f"git apply differences.patch\n{escape(command)}</code>" in html
     assert 'all runs: <a href="http://127.0.0.1:5000/wmt-en-de"' in html
     report.run(lambda: {"commit": "unknown"})
     assert "git checkout" not in paths.REPORT.read_text(encoding="utf-8")

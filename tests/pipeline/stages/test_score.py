@@ -57,6 +57,7 @@ def test_a_setting_chooses_sacrebleus_tokenizer() -> None:
     found = _scores()
     assert found["bleu"] == bleu.sacrebleu(AVERAGE, TEST, "", "char")[0]
     assert found["valid_bleu"] == bleu.sacrebleu(LAST, VALID, "", "char")[0]
+    assert found["bleu_paper_way_steps"].startswith("sacreBLEU, char; Moses tokens; "), "the first step is `bleu`"
     assert all("|tok:char|" in found[key] for key in ("bleu_signature", "valid_bleu_signature"))
     scorer = scorer_of("de", "char")
     compared = scorer.compare(VALID, LAST, VALID)

@@ -171,6 +171,13 @@ def test_records_in_a_copy_outlive_it(root: Path, tmp_path: Path, given: str, mo
     assert kept.is_relative_to(tmp_path / "work/mlartifacts")
 
 
+def test_a_fault_of_ours_is_not_called_mlflows(root: Path) -> None:
+    with pytest.raises(KeyError), server.session():
+        raise KeyError("ours")
+    with pytest.raises(InputError), server.session() as client:
+        client.get_run("0" * 32)
+
+
 @pytest.mark.parametrize("character", "?%#")
 def test_a_path_that_no_address_of_a_database_allows_is_refused(
     tmp_path: Path, character: str, monkeypatch: pytest.MonkeyPatch

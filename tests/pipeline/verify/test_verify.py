@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from command_line import wmt
+from command_line import refused, wmt
 from tiny_run import ROOT, after_training, commit, prepare, run_stages, training
 from trainings import stop_after, train_here
 
@@ -528,6 +528,13 @@ def test_a_certificate_alone_is_checked_from_the_corpus_on(
     status, findings, _ = verify("--certificate", "theirs.json", "--share", 1)
     assert (status, those(findings, "differs")) == (1, steps), findings
     assert findings["train"][1].startswith(detail)
+
+
+def test_results_of_another_run_are_not_called_changed(run: Path) -> None:
+    shutil.copy(paths.CERTIFICATE, "theirs.json")
+    resealed(lambda content: content["params"].update(seed=2))
+    said = "results/ is of another run (seed is 2, in the certificate 1): check this certificate in a fresh clone"
+    assert said in refused("verify", "--certificate", "theirs.json")
 
 
 def test_a_portable_run_is_made_again_from_its_certificate(run: Path) -> None:
