@@ -288,7 +288,7 @@ def test_a_mistake_in_the_catalog_is_told_of_the_catalog(german: dict[str, Any],
     [
         (None, " is missing: run `dvc repro`, or `python -m pipeline resolve`, first"),
         ("model: {}", " has no section `averaging`: run `python -m pipeline resolve` again"),
-        ("averaging: {last: 0}", ", section `averaging`: Input should be greater than or equal to 1; resolve it again"),
+        ("averaging: {last: 0}", ", section `averaging`: last is 0; input should be greater than or"),
     ],
 )
 def test_a_section_that_cannot_be_read_is_refused(content: str | None, message: str, tmp_path: Path) -> None:
