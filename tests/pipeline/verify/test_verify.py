@@ -539,7 +539,7 @@ def test_results_of_another_run_are_not_called_changed(run: Path) -> None:
 
 def test_a_portable_run_is_made_again_from_its_certificate(run: Path) -> None:
     """By other code, which comes to the same bits; from the first update on, though states are kept here."""
-    override("training", arithmetic="portable", precision="float32")
+    override("training", arithmetic="portable", precision="float32", updates=8, checkpoint_every=2)
     training()
     after_training()
     leave_certificate_alone()
