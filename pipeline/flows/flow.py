@@ -105,7 +105,8 @@ def make_flow(name: str, pair: str | None, about: str) -> Flow[..., State[Any]]:
         given = {**defaults, **runtime.flow_run.parameters}
         settings = resolution.in_words(dict(rows.flat(given.get("overrides", {}))))
         words = "-".join((given["row"], given["pair"], *settings))
-        return re.sub(r"[^\w-]", "_", f"{words[:100]}-{runtime.flow_run.id[-8:]}")  # a folder's name has a limit
+        # A folder's name has a limit, in bytes.
+        return re.sub(r"[^\w-]", "_", f"{words[:100]}-{runtime.flow_run.id[-8:]}", flags=re.ASCII)
 
     def pipeline(
         pair: str = defaults["pair"],

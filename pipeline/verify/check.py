@@ -118,8 +118,8 @@ def findings(path: Path, updates: Sequence[str], share: float) -> Iterator[Findi
     certificate = certificates.load(path)
     if not 0 < share <= 1:
         raise InputError(f"--share is {share:g}: it must be above 0 and at most 1")
-    here = certificates.load(paths.CERTIFICATE) if paths.CERTIFICATE.exists() else certificate
-    if path != paths.CERTIFICATE and (other := difference(here.params, certificate.params)):
+    of_results = certificates.load(paths.CERTIFICATE) if paths.CERTIFICATE.exists() else certificate
+    if path != paths.CERTIFICATE and (other := difference(of_results.params, certificate.params)):
         raise InputError(f"results/ is of another run ({other}): check this certificate in a fresh clone")
     os.environ.pop("WMT_NODES", None)  # Training again is this machine's: `wmt join` would not find it.
     training = Training(certificate.training)
@@ -189,15 +189,18 @@ def early(certificate: Certificate, settings: TrainingSettings, root: Path) -> s
     Where the repository in `root` has no validations, whose losses the chain hashes, patience may have ended it.
     """
     last, table = certificate.training.links[-1].update, root / paths.VALIDATION
-    if last == settings.updates or (settings.patience is not None and not table.exists()):
+    if last == settings.updates:
         return ""
-    best, since = math.inf, 0
-    for row in paths.read_table(table) if settings.patience is not None else ():
-        if row["update"] % settings.validate_every == 0:  # as `Attempt.train` counts
-            since = 0 if row["valid_loss"] < best else since + 1
-            best = min(best, row["valid_loss"])
-    if settings.patience is not None and since >= settings.patience:
-        return ""
+    if settings.patience is not None:
+        if not table.exists():
+            return ""
+        best, since = math.inf, 0
+        for row in paths.read_table(table):
+            if row["update"] % settings.validate_every == 0:  # as `Attempt.train` counts
+                since = 0 if row["valid_loss"] < best else since + 1
+                best = min(best, row["valid_loss"])
+        if since >= settings.patience:
+            return ""
     return f"it ends at update {last:,}, the training at update {settings.updates:,}"
 
 
