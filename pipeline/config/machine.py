@@ -51,6 +51,12 @@ def gpus() -> list[Gpu]:
     ]
 
 
+def hide_gpus() -> None:
+    """Keep GPUs from this process and those that it starts: portable arithmetic is of CPUs alone."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    gpus.cache_clear()
+
+
 def _nvidia_smi(fields: str, *options: str) -> list[str]:
     command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader", *options]
     try:

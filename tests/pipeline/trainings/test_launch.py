@@ -244,6 +244,26 @@ def test_training_returns_torchruns_exit_status_and_gives_it_the_environment(
     assert capfd.readouterr().out == f"train: {tmp_path}/{kept}{tmp_path}\n", "once, as `resume/` is not there"
 
 
+def test_portable_arithmetic_sees_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_job: MakeJob) -> None:
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 'GPU-1, H100, 81559 MiB'\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setattr(machine, "available_cores", lambda: 2)
+    machine.gpus.cache_clear()
+    started: list[tuple[int, str]] = []
+
+    def command(count: int, _: Path) -> list[str]:
+        started.append((count, os.environ["CUDA_VISIBLE_DEVICES"]))
+        return ["true"]
+
+    monkeypatch.setattr(launch, "command", command)
+    for arithmetic in ("ordinary", "portable"):
+        (tmp_path / "job.yaml").write_text(yaml.safe_dump(tiny_job(shards=2, arithmetic=arithmetic)))
+        assert launch.torchrun(tmp_path, lambda: None) == 0
+    assert started == [(1, "0"), (2, "")], "processes, and the GPUs that they see"
+
+
 @pytest.mark.parametrize(("counts", "told"), [((3, 4), OUT_OF_MEMORY), ((3, 3), KILLED), ((None, None), -9)])
 def test_whether_memory_ran_out_is_told_by_the_control_groups_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_job: MakeJob, counts: tuple[int | None, ...], told: int
