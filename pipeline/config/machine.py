@@ -51,10 +51,11 @@ def gpus() -> list[Gpu]:
     ]
 
 
-def hide_gpus() -> None:
-    """Keep GPUs from this process and those that it starts: portable arithmetic is of CPUs alone."""
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    gpus.cache_clear()
+def choose_devices(arithmetic: str) -> None:
+    """Hide the GPUs from this process and those that it starts if `training.arithmetic` is portable, which has none."""
+    if arithmetic == "portable":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        gpus.cache_clear()
 
 
 def _nvidia_smi(fields: str, *options: str) -> list[str]:

@@ -24,12 +24,14 @@ from nmt.errors import InputError
 from pipeline.config import resolution
 from pipeline.config.paths import state_root
 from pipeline.flows import worker as flows_worker
-from pipeline.tracking.server import local_uri
+from pipeline.tracking.server import link, local_uri
 
 ROOT = Path(__file__).resolve().parents[2]
 """The repository."""
 USER = "wmt"
 """The user's name for MLflow, and in Prefect's password."""
+STORE = "MLFLOW_TRACKING_"
+"""How the variables begin that name a store of MLflow's and the login there."""
 LOGIN = "prefect/login.json"
 """File in the state root with the settings of Prefect's clients, while the server runs."""
 PATIENCE = 300.0
@@ -107,6 +109,10 @@ class Services:
         self.wait_for(f"{self.mlflow}/health")
 
     def start_worker(self) -> None:
+        if os.environ.get(f"{STORE}URI"):
+            # Its runs are tracked where the user's others are.
+            others = {name: value for name, value in self.environment.items() if not name.startswith(STORE)}
+            self.environment = others | {name: os.environ[name] for name in os.environ if name.startswith(STORE)}
         program = (sys.executable, "-m", "prefect")
         worker = (*program, "worker", "start", "--pool", "wmt", "--type", "process")
         self.start("the worker", flows_worker.__name__, *worker)
@@ -167,8 +173,9 @@ def serve(*, worker: bool) -> None:
         print(f"MLflow:  {services.mlflow}, user {USER}, password {services.password}", flush=True)
         print(f"Prefect: {services.prefect}, password {USER}:{services.password}", flush=True)
         with suppress(InputError):  # params.yaml has a mistake.
-            runs = f"{services.mlflow}/wmt-{resolution.read_params().get('pair', 'en-de')}"
-            print(f"runs:    {runs}, their curves {runs}?charts", flush=True)
+            runs = f"{services.mlflow}/wmt-{(pair := resolution.read_params().get('pair', 'en-de'))}"
+            runs = link(pair) if os.environ.get(f"{STORE}URI") else f"{runs}, their curves {runs}?charts"
+            print(f"runs:    {runs}", flush=True)
         if worker:
             services.start_worker()
             print("a run: prefect deployment run wmt-en-de -p row=sample", flush=True)

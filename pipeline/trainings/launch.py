@@ -154,8 +154,7 @@ def torchrun(job: Path, watch: Callable[[], None], threads: int = 0) -> int:
     settings = read_yaml(job / "job.yaml")
     model = ModelSettings.model_validate(settings["model"])
     training = TrainingSettings.model_validate(settings["training"])
-    if training.arithmetic == "portable":
-        machine.hide_gpus()
+    machine.choose_devices(training.arithmetic)
     rows = settings["vocabulary"], settings.get("target_vocabulary")
     count = process_count(training.shards, process_memory(model, training, rows), threads)
     check_memory(parameters(model, *rows), count)

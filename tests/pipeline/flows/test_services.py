@@ -48,6 +48,23 @@ def test_a_second_start_on_the_same_state(state: Path, monkeypatch: pytest.Monke
             services.serve(worker=True)
 
 
+def test_the_workers_runs_are_tracked_where_the_users_others_are(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [f"MLFLOW_TRACKING_{name}" for name in ("URI", "USERNAME", "PASSWORD")]
+    given: list[list[str | None]] = []
+    monkeypatch.setattr(services, "start", lambda _, env, **__: given.append([env.get(name) for name in names]))
+    monkeypatch.setattr(services.Services, "wait_for", lambda *_: None)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess((), 0))
+    for address in (None, "http://team:5000"):
+        if address is not None:
+            monkeypatch.setenv(names[0], address)
+        started = services.Services(state)
+        started.start_servers()
+        started.start_worker()
+    ours = [started.mlflow, "wmt"]
+    assert [login[:2] for login in given[:5]] == [ours] * 5
+    assert given[5] == ["http://team:5000", None, None], "and is not told our password"
+
+
 WORKER = """
 import os, signal, subprocess, sys, time
 role, deaf = sys.argv[1:]
