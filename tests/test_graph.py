@@ -31,7 +31,7 @@ READS = {
 }
 """Module -> the files beside the code that it reads."""
 LOADERS = ("load_section", "plain_section")
-"""Functions of pipeline/config/settings.py that read a section of the resolved configuration."""
+"""Functions of pipeline/config/sections.py that read a section of the resolved configuration."""
 each_stage = pytest.mark.parametrize("name", STAGES)
 
 

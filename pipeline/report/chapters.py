@@ -19,7 +19,9 @@ from pipeline.config.corpora import DataSettings, RunSettings
 from pipeline.report import figures, page, scores, sentences
 from pipeline.report.page import Block, Bullets, Commands, Figure, Heading, Paragraph, Table
 
-NOT_COMPARED = {"training.seed", "training.resume_minutes", "training.verify_every", "training.keep_states"}
+NOT_COMPARED = {
+    f"training.{key}" for key in ("seed", "resume_minutes", "validation_sample", "verify_every", "keep_states")
+}
 """Keys that no row of the paper states or that decide no result."""
 LARGEST_PATCH = 20_000  # characters of a patch that the page has
 PAPER_SUBWORDS = 37_000

@@ -15,14 +15,13 @@ from nmt.errors import InputError
 from nmt.evaluation import scoring
 from nmt.task import task_in
 from pipeline.report import figures, scores, sentences
+from pipeline.report.chapters import NOT_COMPARED
 from pipeline.report.page import Bars, Block, Heading, Paragraph, Table, Tiles
 
 CAUSES = ("run.row", "training.updates", "model.", "training.", "run.corpus", "preparation.", "subwords.", "binning.",
           "averaging.", "search.", "run.seed")  # fmt: skip
 """What the keys of settings begin with, by how much they explain a difference."""
-KEPT = ("seed", "checkpoint_every", "resume_minutes", "verify_every", "keep_states", "validation_sample")
-NO_CAUSES = {f"training.{key}" for key in KEPT}
-"""The seed of `run.seed`, and what only says what is kept of a training."""
+NO_CAUSES = {*NOT_COMPARED, "training.checkpoint_every"}
 NAMED = 4  # settings that the verdict names
 PHRASES = 8  # n-grams that are listed as won, and as lost
 GAINS = (-50, -20, -5, 0, 5, 20, 50)  # bounds of the groups of the lines' differences; equal lines are in none

@@ -1,7 +1,8 @@
 """What a training is: its job, and the fingerprint that names its folder, `<state root>/train/<fingerprint>`.
 
-The fingerprint has what decides the weights: settings (without those that change no weight after a given update, as the
-number of updates, so that a finished training can be extended), data, and code without comments and docstrings.
+The fingerprint has what decides the weights: settings, data, and code without comments and docstrings. Settings that
+leave the weights after a given update as they are do not count. The number of updates is one of them: so a finished
+training can be extended.
 """
 
 from __future__ import annotations

@@ -37,8 +37,8 @@ def process_count(shards: int, needed: int = 0, threads: int = 1) -> int:
 
     Where the shards cannot be divided among all GPUs, fewer are used, and a line says so. On CPUs two processes of one
     thread are faster than one process of two threads, which wait for each other at every operation: a sixth on idle
-    cores and more beside other programs. There may be fewer than cores: each process has `threads` and needs `needed`
-    bytes of memory, several nodes share the shards, and with OMP_NUM_THREADS set there is one.
+    cores and more beside other programs. There are fewer than cores if each process has several `threads`, if memory
+    does not suffice (`needed` bytes each), or if several nodes share the shards; one if OMP_NUM_THREADS is set.
     """
     from nmt.training.distributed import check_processes, most_processes  # imports torch
 

@@ -186,7 +186,7 @@ def chained(certificate: Certificate, folder: Path) -> Finding:
 def early(certificate: Certificate, settings: TrainingSettings, root: Path) -> str:
     """Return a sentence where the chain ends too early: before the last update, and not by patience.
 
-    Where the repository in `root` has no validations, whose losses the chain hashes, patience may have ended it.
+    Only the table of validations tells whether patience ended it: where `root` has none, nothing is said.
     """
     last, table = certificate.training.links[-1].update, root / paths.VALIDATION
     if last == settings.updates:

@@ -28,7 +28,7 @@ from pipeline.trainings.start import copy_parent
 from pipeline.verify.certificate import ChainOfRun, Finding
 
 Interval = tuple[int, int]
-"""The updates after the first up to the second, both of which have a link (or the first is 0)."""
+"""(start, end): the updates start + 1 to end. Both have a link, but for a start of 0."""
 
 
 class Training:
