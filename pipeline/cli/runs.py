@@ -251,18 +251,18 @@ def join() -> None:
         raise InputError("WMT_NODES is 1: set it and WMT_RENDEZVOUS as on the first node")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("join: stopped by SIGTERM"))
     print(f"join: waiting for a training in {state_root()} whose nodes meet at {endpoint}", flush=True)
-    while (job := _training_at(str(endpoint))) is None:
+    while (folder := _training_at(str(endpoint))) is None:
         time.sleep(INTERVAL)
-    here = code_digest(read_yaml(job / "job.yaml"))
-    if job.name.split("-")[1:2] != [here] and os.environ.get("WMT_RESUME_ACROSS_CODE") != "1":
-        raise InputError(f"{job.name} is trained with other code than this machine has: check out the first node's")
+    here = code_digest(read_yaml(folder / "job.yaml"))
+    if folder.name.split("-")[1:2] != [here] and os.environ.get("WMT_RESUME_ACROSS_CODE") != "1":
+        raise InputError(f"{folder.name} is trained with other code than this machine has: check out the first node's")
 
     def watch() -> None:
-        raise_if_refused(job)
-        if (job / "interrupted").exists():
+        raise_if_refused(folder)
+        if (folder / "interrupted").exists():
             raise InputError("the training was asked to stop; start it again on the first node, then join again")
 
-    raise typer.Exit(launch.torchrun(job, watch))
+    raise typer.Exit(launch.torchrun(folder, watch))
 
 
 def _training_at(endpoint: str) -> Path | None:

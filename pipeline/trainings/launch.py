@@ -85,32 +85,32 @@ def nodes() -> tuple[int, int, str | None]:
     return least, most, rendezvous
 
 
-def command(count: int, job: Path) -> list[str]:
+def command(count: int, folder: Path) -> list[str]:
     """Return the command that runs this module as torchrun with `count` processes."""
     # Imported here because torch takes a second to import; imported at all so that the import graph has the training.
     from nmt.training import loop
 
-    return [sys.executable, "-m", __name__, loop.__name__, str(count), str(job)]
+    return [sys.executable, "-m", __name__, loop.__name__, str(count), str(folder)]
 
 
-def arguments(module: str, count: str, job: str, scratch: Path) -> list[str]:
+def arguments(module: str, count: str, folder: str, scratch: Path) -> list[str]:
     """Return torchrun's arguments for `count` processes on this machine; torchrun must run in this process."""
     from nmt.training.distributed import LOOPBACK  # imports torch
 
     least, most, endpoint = nodes()
     # On one node a file: torchrun's default store listens without authentication on all addresses of the machine.
-    rendezvous = ["--rdzv-endpoint", str(scratch / "rendezvous"), "--rdzv-id", Path(job).name]
+    rendezvous = ["--rdzv-endpoint", str(scratch / "rendezvous"), "--rdzv-id", Path(folder).name]
     rendezvous += ["--rdzv-conf", f"store_type=file,keep_alive_interval={KEEP_ALIVE}", "--local-addr", LOOPBACK]
     if most > 1:
         # A lost node may be replaced: the others wait for it if they are too few, and all resume from the last state.
-        rendezvous = ["--rdzv-endpoint", str(endpoint), "--rdzv-id", Path(job).name]
+        rendezvous = ["--rdzv-endpoint", str(endpoint), "--rdzv-id", Path(folder).name]
         rendezvous += ["--rdzv-conf", f"join_timeout={JOIN}", "--max-restarts", str(RESTARTS)]
     # Without redirected output torchrun's folder for logs in /tmp would stay, empty.
     logs = ["--log-dir", os.devnull]
     signals = ["--signals-to-handle", "SIGHUP,SIGQUIT"]  # `main` handles the others.
     nodes_ = ["--nnodes", f"{least}:{most}", "--rdzv-backend", "c10d"]
     # Our id: no worker outlives this process.
-    return [*nodes_, *rendezvous, *logs, *signals, "--nproc-per-node", count, "-m", module, job, str(os.getpid())]
+    return [*nodes_, *rendezvous, *logs, *signals, "--nproc-per-node", count, "-m", module, folder, str(os.getpid())]
 
 
 def environment(count: int) -> dict[str, str]:
@@ -138,8 +138,8 @@ def environment(count: int) -> dict[str, str]:
     return {**defaults, **{name: value for name, value in os.environ.items() if not name.startswith("PET_")}}
 
 
-def torchrun(job: Path, watch: Callable[[], None], threads: int = 0) -> int:
-    """Run this node's torchrun on the job, calling `watch` about once a second; return its exit status.
+def torchrun(folder: Path, watch: Callable[[], None], threads: int = 0) -> int:
+    """Run this node's torchrun on the job in `folder`, calling `watch` about once a second; return its exit status.
 
     `threads`: those of a process; 0: as the environment says, or by default the cores divided by the processes.
     Whatever ends the wait (SIGTERM, Ctrl-C, an error) first ends torchrun and its processes: SIGTERM, time to
@@ -148,10 +148,11 @@ def torchrun(job: Path, watch: Callable[[], None], threads: int = 0) -> int:
     _, most, rendezvous = nodes()
     if most > 1:
         # `wmt join` on the other nodes finds the training by it.
-        (job / RENDEZVOUS).write_text(str(rendezvous), encoding="utf-8")
-    if (kept := sorted(job.glob("states/update-*"))) and not any(job.glob("resume/update-*")):
-        print(f"train: {kept[-1]}, a kept state, is resumed: resume/ has none; to begin anew, remove {job}", flush=True)
-    settings = read_yaml(job / "job.yaml")
+        (folder / RENDEZVOUS).write_text(str(rendezvous), encoding="utf-8")
+    if (kept := sorted(folder.glob("states/update-*"))) and not any(folder.glob("resume/update-*")):
+        why = f"resume/ has none; to begin anew, remove {folder}"
+        print(f"train: {kept[-1]}, a kept state, is resumed: {why}", flush=True)
+    settings = read_yaml(folder / "job.yaml")
     model = ModelSettings.model_validate(settings["model"])
     training = TrainingSettings.model_validate(settings["training"])
     machine.choose_devices(training.arithmetic)
@@ -160,7 +161,7 @@ def torchrun(job: Path, watch: Callable[[], None], threads: int = 0) -> int:
     check_memory(parameters(model, *rows), count)
     variables = environment(count) | ({"OMP_NUM_THREADS": str(threads)} if threads else {})
     kills = machine.memory_kills()
-    process = start(command(count, job), env=variables)
+    process = start(command(count, folder), env=variables)
     try:
         while True:
             try:
@@ -182,7 +183,7 @@ def _refined(status: int, kills: int | None, most: int) -> int:
 
 def main() -> None:
     """Run torchrun. It gets SIGTERM, and so time to save the state, when the process that started it dies."""
-    module, count, job = sys.argv[1:]
+    module, count, folder = sys.argv[1:]
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -198,9 +199,9 @@ def main() -> None:
     asked = (signal.SIGTERM, signal.SIGINT)
     for number in asked:
         signal.signal(number, stop)
-    with scratch_folder(Path(job) / "torchrun") as scratch:
+    with scratch_folder(Path(folder) / "torchrun") as scratch:
         try:
-            run.main(arguments(module, count, job, scratch))
+            run.main(arguments(module, count, folder, scratch))
         except SignalException as error:
             # A requested stop: a traceback would explain nothing.
             sys.exit(128 + error.sigval)
@@ -212,7 +213,7 @@ def main() -> None:
             # torchrun itself failed. If the nodes had met before, one of them was lost. Otherwise, for example with a
             # wrong host name, a restart would fail again.
             traceback.print_exc()
-            met = isinstance(error, RendezvousError) and any(Path(job).glob("resume/*"))
+            met = isinstance(error, RendezvousError) and any(Path(folder).glob("resume/*"))
             sys.exit(1 if met else UNUSABLE)
 
 

@@ -36,32 +36,32 @@ RETRY = 10.0  # seconds between two attempts while the store fails
 LAST_UPLOAD = 600.0  # seconds that the last upload may take
 
 
-def launch_with_store(job: Path, watch: Callable[[], None]) -> int:
-    """Run `launch.torchrun` on the job in folder `job`; with a store, resume from its state and upload new ones.
+def launch_with_store(folder: Path, watch: Callable[[], None]) -> int:
+    """Run `launch.torchrun` on the job in `folder`; with a store, resume from its state and upload new ones.
 
     Raises OSError if the store cannot be used at the start. A store that fails later stops nothing.
     """
     url = state_store()
     if url is None:
-        return launch.torchrun(job, watch)
+        return launch.torchrun(folder, watch)
     if "@" in url or "?" in url:
         raise InputError("WMT_STATE must be a URL without credentials, as s3://bucket/prefix")
     try:
-        store = StateStore(url, job.name)
-        updates = read_yaml(job / "job.yaml")["training"]["updates"]
+        store = StateStore(url, folder.name)
+        updates = read_yaml(folder / "job.yaml")["training"]["updates"]
         if store.newest()[0] > updates:
             # A shorter training neither takes a longer one's state nor deletes it.
-            store = StateStore(url, f"{job.name}-{updates}")
-        if restored := store.pull(job):
+            store = StateStore(url, f"{folder.name}-{updates}")
+        if restored := store.pull(folder):
             print(f"train: restored update {restored:,} from {url}", flush=True)
     except InputError:
         raise
     except Exception as error:
         reason = f"{url} cannot be used ({_cause(error)}): check the address, the credentials and this machine's clock"
         raise OSError(errno.EIO, reason) from None  # boto's error may hold a signed request.
-    with _uploading(store, job):
+    with _uploading(store, folder):
         # A finished training may still have to be uploaded.
-        return 0 if (job / "done.json").exists() else launch.torchrun(job, watch)
+        return 0 if (folder / "done.json").exists() else launch.torchrun(folder, watch)
 
 
 class StateStore:
@@ -80,57 +80,58 @@ class StateStore:
             raise InputError(f"{MARKER} in the store names {strange[0]!r}, which is no file of a training's state")
         return marker["update"], marker["files"]
 
-    def push(self, job: Path) -> int:
-        """Upload the newest state of the training in folder `job`, then delete the one before.
+    def push(self, folder: Path) -> int:
+        """Upload the newest state of the training in `folder`, then delete the one before.
 
         Return its update, 0 if there is none or training has just replaced it.
         """
         stored, earlier = self.newest()
-        state, update = checkpoint.latest_resume(job / "resume"), checkpoint.last_saved_update(job)
+        state, update = checkpoint.latest_resume(folder / "resume"), checkpoint.last_saved_update(folder)
         if state is None or update == stored:
             return stored
-        weights = [path for path in checkpoint.checkpoints(job / "checkpoints") if checkpoint.update_of(path) <= update]
-        logs = [name for name in (HISTORY, CHAIN) if (job / name).exists()]
-        with scratch_folder(job / "sync") as scratch:
+        kept = checkpoint.checkpoints(folder / "checkpoints")
+        weights = [path for path in kept if checkpoint.update_of(path) <= update]
+        logs = [name for name in (HISTORY, CHAIN) if (folder / name).exists()]
+        with scratch_folder(folder / "sync") as scratch:
             try:
                 for path in (*weights, *state.iterdir()):
-                    target = scratch / path.relative_to(job)
+                    target = scratch / path.relative_to(folder)
                     target.parent.mkdir(parents=True, exist_ok=True)
                     link_or_copy(path, target)  # Training deletes files while they are uploaded, but changes none.
             except FileNotFoundError:
                 return 0
-            if checkpoint.latest_resume(job / "resume") != state:
+            if checkpoint.latest_resume(folder / "resume") != state:
                 return 0  # Some of its files may have been deleted already.
             files = [path.relative_to(scratch).as_posix() for path in scratch.rglob("*") if path.is_file()]
             for name in set(files).difference(earlier):
                 self.files.put_file(str(scratch / name), name)
             for name in logs:  # They may have records of later updates, which resuming removes.
-                self.files.pipe_file(name, (job / name).read_bytes())
+                self.files.pipe_file(name, (folder / name).read_bytes())
         files += logs
         self.files.pipe_file(MARKER, json.dumps({"update": update, "files": files}).encode())
         for name in {*self.files.find("")} - {MARKER, *files}:
             self.files.rm_file(name)
         return update
 
-    def pull(self, job: Path) -> int:
-        """Bring folder `job` to the store's state if that is newer than its own; return its update, else 0."""
+    def pull(self, folder: Path) -> int:
+        """Bring `folder` to the store's state if that is newer than its own; return its update, else 0."""
         update, names = self.newest()
-        if update <= checkpoint.last_saved_update(job):
+        if update <= checkpoint.last_saved_update(folder):
             return 0
-        with scratch_folder(job / "sync") as scratch:
+        with scratch_folder(folder / "sync") as scratch:
             self.files.get(names, [str(scratch / name) for name in names])
             # The states that were kept here may be of other weights than those of the machine that trained on.
-            chain.remove_later_states(job, 0)
+            chain.remove_later_states(folder, 0)
             # The state comes last: a kill before leaves none.
             for path in (*scratch.glob("checkpoints/*"), *scratch.glob("*.jsonl"), *scratch.glob("resume/*")):
-                target = job / path.relative_to(scratch)
+                target = folder / path.relative_to(scratch)
                 target.parent.mkdir(exist_ok=True)
                 os.replace(path, target)
         return update
 
 
 @contextlib.contextmanager
-def _uploading(store: StateStore, job: Path) -> Iterator[None]:
+def _uploading(store: StateStore, folder: Path) -> Iterator[None]:
     """Upload new states in the background; at the end, wait for the last one."""
     ended, uploaded, failing = threading.Event(), -1, False
 
@@ -139,9 +140,9 @@ def _uploading(store: StateStore, job: Path) -> Iterator[None]:
         last = False
         while not last:
             last = ended.wait(RETRY if failing else POLL)
-            if uploaded != checkpoint.last_saved_update(job):
+            if uploaded != checkpoint.last_saved_update(folder):
                 try:
-                    uploaded, failing = store.push(job), False
+                    uploaded, failing = store.push(folder), False
                 except Exception as error:
                     if not failing:
                         _warn(f"the store fails ({_cause(error)}); training goes on, and uploading is tried again")
@@ -154,7 +155,7 @@ def _uploading(store: StateStore, job: Path) -> Iterator[None]:
     finally:
         ended.set()
         thread.join(LAST_UPLOAD)
-        if uploaded != checkpoint.last_saved_update(job):
+        if uploaded != checkpoint.last_saved_update(folder):
             _warn("the last state is on this machine only: `dvc repro --force --single-item train` here uploads it")
 
 
