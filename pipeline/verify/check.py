@@ -38,7 +38,10 @@ COUNTED = ("pairs", "source_tokens", "target_tokens", "padding", "flops_counted"
 
 
 class Remake:
-    """A folder like the repository's, in which nothing is made yet."""
+    """A folder like the repository's, in which each stage finds certified files alone.
+
+    A file that was made again stays if it has its certified hash; else the one that is here is taken, if it has.
+    """
 
     def __init__(self, certificate: Certificate, folder: Path) -> None:
         self.certificate, self.folder = certificate, folder
