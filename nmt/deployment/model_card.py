@@ -48,5 +48,5 @@ def card(description: ModelDescription, run: Mapping[str, Any] | None, *, has_co
         | {"trust": ", trust_remote_code=True" if has_code else "", "code": _TRUST if has_code else ""}
         | description.search.model_dump()
         | {"metadata": yaml.safe_dump(metadata, sort_keys=False)}
-        | {"licences": "; ".join(run["licences"]) if run else "not known here"}
+        | {"licences": "; ".join(run["licences"] if run else ()) or "not known here"}
     )

@@ -110,7 +110,8 @@ def _outputs(translator: Translator, options: TranslationOptions) -> Iterator[st
         if seen is not None and unseen:
             known = "in" if len(seen) < words.MOST else f"among the {words.MOST:,} most frequent words of"
             are, them = ("word is", "it") if len(unseen) == 1 else ("different words are", "them")
-            named = ", ".join([*islice(unseen, NAMED), *(["..."] if len(unseen) > NAMED else [])])
+            first = (word[:60] for word in islice(unseen, NAMED))
+            named = ", ".join([*first, *(["..."] if len(unseen) > NAMED else [])])
             print(
                 f"{options.command}: {len(unseen):,} {are} not {known} the training text, so the model guesses "
                 f"{them}: {printable(named)}",

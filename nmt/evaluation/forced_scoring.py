@@ -21,6 +21,8 @@ from nmt.inference.options import WINDOW
 from nmt.inference.search import not_finite_error
 from nmt.model import Transformer
 
+LONGEST = 8192
+"""Subwords that a side may have: attention takes memory with their square, 256 MB a head for so many."""
 _ROWS = 256
 """Positions whose logits are in memory together: 38 MB for the paper's vocabulary."""
 
@@ -75,17 +77,18 @@ def score_lines(model: LoadedModel, pairs: Iterable[tuple[str, str]], batch_toke
 
     A batch has about `batch_tokens` subwords of the longer side, padding included. An empty translation is EOS alone,
     and of an empty source nothing. Raises InputError if only a source has no text or a target is no tree, after the
-    scores of the lines before.
+    scores of the lines before; so if a side has more subwords than the model's positions, or LONGEST.
     """
+    settings = model.description.model
+    longest = settings.max_positions if settings.positions == "learned" else LONGEST
 
     def encoded() -> Iterator[tuple[list[int], list[int]]]:
         for number, (src, tgt) in enumerate(pairs, start=1):
             ids, target = model.encode(src), model.encode_target(tgt, number)
             if target and not ids:
                 raise InputError(f"line {number}: the source has no text to translate: leave it out")
-            settings, length = model.description.model, max(len(ids), len(target))
-            if settings.positions == "learned" and length > settings.max_positions:
-                raise InputError(f"line {number}: a side has {length} subwords, the model {settings.max_positions}")
+            if (length := max(len(ids), len(target))) > longest:
+                raise InputError(f"line {number}: a side has {length:,} subwords, and at most {longest:,} are scored")
             yield ids, target or ([EOS] if ids else [])
 
     for window, failure in windows(encoded(), WINDOW):

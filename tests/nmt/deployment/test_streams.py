@@ -362,8 +362,10 @@ def test_scoring_texts(model: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert output.out.count("\n") == 1, "the line before"
     assert "line 2: the source has no text" in output.err
     learned = folder_of(tmp_path / "learned", positions="learned", max_positions=24)
-    words = write_lines(tmp_path / "words", ["we do", "dog " * 25])
-    assert wmt("score", str(learned), str(words), str(words)) == 1
-    output = capsys.readouterr()
-    assert (output.out.count("\n"), "line 2: a side has 26 subwords, the model 24" in output.err) == (1, True)
+    for folder, longest in ((learned, 24), (model, 8192)):
+        words = write_lines(tmp_path / "words", ["we do", "dog " * longest])
+        assert wmt("score", str(folder), str(words), str(words)) == 1
+        output = capsys.readouterr()
+        assert output.out.count("\n") == 1, "the line before"
+        assert f"line 2: a side has {longest + 1:,} subwords, and at most {longest:,} are scored" in output.err
     assert Scored(-1e6, 1).perplexity == math.exp(700)

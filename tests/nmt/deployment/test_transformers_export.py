@@ -99,7 +99,10 @@ def test_a_card_has_the_headline_of_its_run(model: Path) -> None:
     """It is chrF for Japanese and Korean if BLEU's segmenter is not installed."""
     run = {"licences": ["CC0"], "certificate": "c0", "chrf": 41.26, "chrf_signature": "nrefs:1|version:2"}
     run |= {"chrf_set": "test, 9 lines", "chrf_low": 40.0, "chrf_high": 42.0}
+    assert "Licences of that corpus: CC0." in card(load_description(model), run, has_code=False)
+    run["licences"] = []  # of the user's own files
     text = card(load_description(model), run, has_code=False)
+    assert "Licences of that corpus: not known here." in text
     assert "Scores: chrF 41.3 (95% interval 40.0 to 42.0) on test, 9 lines:\n`nrefs:1|version:2`." in text
     assert "- type: chrf\n      value: 41.26\n      name: chrF nrefs:1|version:2" in text
 
