@@ -47,8 +47,8 @@ def interval(statistics: NDArray[np.int64], score: Score) -> tuple[float, float]
 def compare(baseline: NDArray[np.int64], system: NDArray[np.int64], score: Score) -> Comparison:
     """Compare two systems on the same lines, whose statistics are [lines, k], by paired bootstrap resampling."""
     difference = score(system.sum(0)) - score(baseline.sum(0))
-    apart = np.abs(resampled(system, score) - resampled(baseline, score))
-    if not difference or np.ptp(apart) < 1e-9:  # Equal systems, one line or lines all alike: nothing can be said.
+    if not difference or len(system) == 1:  # Nothing can be said of equal systems, and by one line.
         return Comparison(difference, 1.0)
+    apart = np.abs(resampled(system, score) - resampled(baseline, score))
     exceeding = int((apart - apart.mean() > abs(difference)).sum())
     return Comparison(difference, (exceeding + 1) / (SAMPLES + 1))

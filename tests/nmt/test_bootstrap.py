@@ -65,10 +65,10 @@ BROKEN = "(S (NP the"
         ([*[OTHER] * 11, *[GOLD] * 89], [*[GOLD] * 11, *[OTHER] * 10, *[GOLD] * 79], 0.25, (0.2, 1.0)),
         # Both fail on half of the sentences: resampled apart, p would be 0.2.
         ([*[FLAT] * 50, *[OTHER] * 6, *[GOLD] * 44], [FLAT] * 50 + [GOLD] * 50, None, (0.0, 0.03)),
-        # Equal systems, one sentence, and sentences that are all alike say nothing.
+        # Equal systems and one sentence say nothing; nine that are all better do.
         ([OTHER] * 9 + [GOLD], [OTHER] * 9 + [GOLD], 0.0, (1.0, 1.0)),
         ([FLAT], [GOLD], None, (1.0, 1.0)),
-        ([FLAT] * 9, [GOLD] * 9, None, (1.0, 1.0)),
+        ([FLAT] * 9, [GOLD] * 9, None, (0.0, 0.001)),
         # A sentence that cannot be scored counts for neither side of its F1.
         ([BROKEN, OTHER, GOLD, GOLD], [GOLD, GOLD, "", GOLD], 100 * (1 - 22 / 24), (0.0, 1.0)),
     ],
