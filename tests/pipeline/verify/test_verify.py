@@ -39,6 +39,8 @@ BY_HASH = {"code", "train", "states"}
 MEASURED = ("updates", "params", "vocabulary", "precision", "valid_loss", "valid_ppl")
 TRANSLATED = paths.TRANSLATIONS / "tinytest.average.de"
 Found = dict[str, tuple[str, str]]
+Tamper = Callable[[], object]
+Change = Callable[[dict[str, Any]], object]
 CHECKPOINT = checkpoint.checkpoint_path(paths.CHECKPOINTS, 20)
 STRANGE = paths.CHECKPOINTS / "mine.safetensors"
 PUBLISHED = sorted((ROOT / "data/certificates").glob("*.json"))
@@ -206,7 +208,7 @@ def free_states() -> None:
         shutil.rmtree(path)
 
 
-def resealed(change: Callable[[dict[str, Any]], object]) -> None:
+def resealed(change: Change) -> None:
     """Change the certificate, and its hash with it."""
     content = json.loads(paths.CERTIFICATE.read_text())
     del content["seal"]
@@ -214,7 +216,7 @@ def resealed(change: Callable[[dict[str, Any]], object]) -> None:
     paths.CERTIFICATE.write_text(json.dumps({**content, "seal": certify.seal(content)}))
 
 
-def forge(change: Callable[[dict[str, Any]], object]) -> None:
+def forge(change: Change) -> None:
     """Change links of the chain, and all hashes that follow from them, in the chain's file and in the certificate."""
     content = json.loads(paths.CHAIN.read_text())
     links: list[chain.Link | None] = [None]
@@ -228,7 +230,7 @@ def forge(change: Callable[[dict[str, Any]], object]) -> None:
     run_stages("certify")
 
 
-AFTER_THE_RUN: dict[str, list[Callable[[], object]]] = {
+AFTER_THE_RUN: dict[str, list[Tamper]] = {
     "certificate": [lambda: edit(paths.CERTIFICATE, lambda text: text.replace('"beam": 2', '"beam": 3', 1))],
     "resolve": [lambda: edit(paths.CONFIG, lambda text: text.replace("eps_ls: 0.1", "eps_ls: 0.2", 1))],
     "download": [lambda: swap_lines(paths.RAW / "train.tinytrain.en")],
@@ -322,9 +324,7 @@ def average_others() -> None:
     ],
     ids=["each step", "others averaged", "renamed test set", "another row"],
 )
-def test_changes_that_were_certified_are_named(
-    run: Path, tampers: list[Callable[[], object]], steps: list[str]
-) -> None:
+def test_changes_that_were_certified_are_named(run: Path, tampers: list[Tamper], steps: list[str]) -> None:
     """All files agree with the certificate, and most with what was made of them."""
     for tamper in tampers:
         tamper()
@@ -355,9 +355,7 @@ def test_changes_that_were_certified_are_named(
         ),
     ],
 )
-def test_what_training_left_does_not_contradict_the_chain(
-    run: Path, tamper: Callable[[], object], contradictions: list[str]
-) -> None:
+def test_what_training_left_does_not_contradict_the_chain(run: Path, tamper: Tamper, contradictions: list[str]) -> None:
     assert list(check.contradictions(certificate.load(paths.CERTIFICATE))) == []
     tamper()
     problems = list(check.contradictions(certificate.load(paths.CERTIFICATE)))
@@ -492,7 +490,7 @@ def leave_certificate_alone(*others: str) -> None:
     ],
 )
 def test_a_certificate_alone_is_checked_from_the_corpus_on(
-    run: Path, tamper: Callable[[], object], steps: list[str], detail: str
+    run: Path, tamper: Tamper, steps: list[str], detail: str
 ) -> None:
     tamper()
     leave_certificate_alone("work")
@@ -567,15 +565,13 @@ def test_the_catalogs_of_a_run_and_no_others_must_be_committed(run: Path) -> Non
         (lambda training: training["data"].update({"train.00009.arrow": "0" * 64}), "of another corpus: data/binned/"),
     ],
 )
-def test_a_chain_of_another_training_is_named(
-    run: Path, change: Callable[[dict[str, Any]], object], detail: str
-) -> None:
+def test_a_chain_of_another_training_is_named(run: Path, change: Change, detail: str) -> None:
     resealed(lambda content: change(content["training"]))
     finding = check.chained(certificate.load(paths.CERTIFICATE), run)
     assert (finding.status, finding.detail[: len(detail)]) == ("differs", detail)
 
 
-REFUSED: list[tuple[Callable[[], object], str, str]] = [
+REFUSED: list[tuple[Tamper, str, str]] = [
     (lambda: paths.CERTIFICATE.write_text("{}"), "", "results/certificate.json is no certificate (`params` is missing"),
     (paths.CERTIFICATE.unlink, "", "results/certificate.json cannot be read"),
     (lambda: paths.CERTIFICATE.write_text("[" * 100_000), "", "results/certificate.json cannot be read ("),
