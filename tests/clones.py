@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import random
 import re
 import shutil
 import subprocess
 import sys
+import tarfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from mirror import tarball
 
 ROOT = Path(__file__).resolve().parents[1]
 REAL = ROOT.parent / "shared/real"
@@ -29,6 +31,17 @@ SHRUNKEN: dict[str, Any] = {
 TINY = {**SHRUNKEN, "subwords": {"merges": 60}}
 """For the catalog `tiny`."""
 WORDS = "the old man sees a dog . He did not see it She sleeps well , and we do !"
+
+
+def tarball(members: Mapping[str, bytes], mode: str = "w:gz") -> bytes:
+    """Return a .tgz, or with the mode `w:` a .tar, of these files."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode=mode) as archive:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return out.getvalue()
 
 
 def write_tiny_corpus(folder: Path, *, further: bool = False) -> None:

@@ -16,13 +16,13 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from clones import ROOT
 
 from nmt.common.processes import Interrupted
 from nmt.errors import InputError
 from pipeline import __main__ as runner
 from pipeline.stages import decode
 
-ROOT = Path(__file__).resolve().parents[2]
 Told = list[tuple[str, ...]]
 
 

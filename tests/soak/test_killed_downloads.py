@@ -25,9 +25,9 @@ from typing import ClassVar
 
 import pytest
 import yaml
-from mirror import Lines, data, write
 
 from pipeline.config.corpora import Pair
+from tests.soak.mirror import Lines, data, write
 
 ROOT = Path(__file__).resolve().parents[2]
 KILLS = 10

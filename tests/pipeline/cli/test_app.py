@@ -12,14 +12,13 @@ from unittest.mock import Mock
 
 import pytest
 import typer
+from clones import ROOT
 from command_line import printed, refused, wmt
 from model_folders import folder_of
 
 from nmt.errors import InputError
 from pipeline.cli import app as cli
 from pipeline.cli import runs
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 def commands(command: Any, *names: str) -> Iterator[tuple[tuple[str, ...], Any]]:

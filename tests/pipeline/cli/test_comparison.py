@@ -100,9 +100,7 @@ def test_two_runs_are_compared_line_by_line(make: Make, browser: Browser, tmp_pa
 
 def test_each_test_set_that_both_have_is_compared(make: Make, tmp_path: Path) -> None:
     """As after fine-tuning: the headline of the second is a set of the first, too."""
-    news, medical = (
-        [Line(f"{name} {number}", one, one, 100.0) for number, one in enumerate(REFERENCES)] for name in "nm"
-    )
+    news, medical = ([Line(f"{name} {n}", one, one, 100.0) for n, one in enumerate(REFERENCES)] for name in "nm")
     worse = [line._replace(output="nichts", score=0.0) for line in news]
     own = {"bleu_low": 1.0, "bleu_high": 99.0}
     parsed = [*news, *(line._replace(output="nichts", set="medical") for line in medical)]

@@ -109,9 +109,7 @@ def test_the_limits_of_a_container_are_those_of_the_machine(
         ("4:memory:/job", "memory/job/memory.oom_control", "oom_kill_disable 0\nunder_oom 0", None),  # an old kernel
     ],
 )
-def test_memory_kills_are_those_of_this_group(
-    groups: Path, own: str, name: str, content: str, count: int | None
-) -> None:
+def test_memory_kills_are_of_this_group(groups: Path, own: str, name: str, content: str, count: int | None) -> None:
     machine.CGROUP.write_text(f"{own}\n")
     (groups / name).parent.mkdir(parents=True)
     (groups / name).write_text(content)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from refusals import check_refusal
 
 from nmt.common.files import write_json
-from nmt.errors import InputError
 from pipeline.config.paths import read_json, state_root, state_store
 
 
@@ -22,8 +22,7 @@ def test_the_state_root_and_a_store_beside_it(monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setenv(name, value)
         assert (state_root(), state_store()) == (Path(root), store)
     monkeypatch.setenv("WMT_STATE", "s3:/bucket/prefix")
-    with pytest.raises(InputError, match="WMT_STATE is s3:/bucket/prefix: write s3://bucket/prefix for a store"):
-        state_root()
+    check_refusal("WMT_STATE is s3:/bucket/prefix: write s3://bucket/prefix for a store", state_root)
 
 
 def test_json_goes_round_whole_and_what_cannot_be_read_is_a_users_error(tmp_path: Path) -> None:
@@ -33,5 +32,4 @@ def test_json_goes_round_whole_and_what_cannot_be_read_is_a_users_error(tmp_path
     assert read_json(path) == {"b": 1.5, "a": "ü"}
     for content in ("{", "[1]"):
         path.write_text(content)
-        with pytest.raises(InputError, match=r"numbers\.json .*dvc repro"):
-            read_json(path)
+        check_refusal(r"numbers\.json .*dvc repro", read_json, path)

@@ -21,6 +21,7 @@ import pytest
 from agents import ROOT, wait_for
 from data_stages import configure, data_section, write_sides
 from orchestra import is_over
+from refusals import check_refusal
 
 from nmt.errors import InputError
 from nmt.text.parallel_text import Block, read_blocks
@@ -93,8 +94,7 @@ def test_results_and_errors_come_back_and_a_killed_worker_ends_the_stage(
     with executor(1 << 30) as pool:
         assert isinstance(pool, kind)
         assert list(map_in_order(pool, square, range(20))) == [number * number for number in range(20)]
-        with pytest.raises(InputError):
-            list(map_in_order(pool, refuse, [3]))
+        check_refusal("", list, map_in_order(pool, refuse, [3]))
         # With the number of an error that the runner explains.
         with pytest.raises(OSError, match=rf"\[Errno {errno.EIO}\] a worker process was killed"):
             list(map_in_order(pool, die, [3]))
@@ -172,8 +172,7 @@ def test_a_block_travels_without_its_text(here: Path, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("value", ["ray", "dask", "dask://host", "tcp://host:8786", "dask://host:x"])
 def test_other_executors_are_refused(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WMT_EXECUTOR", value)
-    with pytest.raises(InputError, match=f"^WMT_EXECUTOR is '{value}': it must be dask://HOST:PORT"):
-        executor(1 << 30)
+    check_refusal(f"^WMT_EXECUTOR is '{value}': it must be dask://HOST:PORT", executor, 1 << 30)
 
 
 def test_a_scheduler_that_is_away_or_lost_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from refusals import check_refusal
 
 from nmt.errors import InputError
 from pipeline.config.corpora import ArchiveSettings
@@ -251,9 +252,7 @@ def test_a_kept_archive_needs_no_network_but_where_it_rotted(
 def test_wrong_bytes_are_never_taken(server: Server, tmp_path: Path) -> None:
     server.content = CONTENT[::-1]
     wrong, right = (hashlib.sha256(content).hexdigest() for content in (CONTENT[::-1], CONTENT))
-    with pytest.raises(InputError) as caught:
-        obtain(tmp_path, archive(server.url))
-    assert str(caught.value) == (
+    assert check_refusal("", obtain, tmp_path, archive(server.url)) == (
         f"the archive a could not be downloaded: {server.url} has the sha256 {wrong}, not {right} as in the catalog; "
         "run again to continue"
     )
@@ -289,8 +288,7 @@ def test_every_address_is_named_where_none_gives(
 )
 def test_a_wrong_address_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str, proxy: str) -> None:
     monkeypatch.setenv("http_proxy", proxy)
-    with pytest.raises(InputError, match="is not valid, or a proxy variable is not"):
-        obtain(tmp_path, archive(url))
+    check_refusal("is not valid, or a proxy variable is not", obtain, tmp_path, archive(url))
 
 
 def test_several_at_a_time(server: Server, tmp_path: Path) -> None:
@@ -311,13 +309,11 @@ def test_several_at_a_time(server: Server, tmp_path: Path) -> None:
 def test_without_a_sha256_it_has_the_md5_or_is_at_least_an_archive(server: Server, tmp_path: Path) -> None:
     assert obtain(tmp_path, archive(server.url, content=None, md5=hashlib.md5(CONTENT).hexdigest())) == CONTENT
     wrong = archive(server.url + "?2", content=None, md5=hashlib.md5(b"other").hexdigest())
-    with pytest.raises(InputError):
-        obtain(tmp_path, wrong)
+    check_refusal("", obtain, tmp_path, wrong)
     server.content = gzip.compress(b"a line\n")
     assert obtain(tmp_path, archive(server.url + "?4", content=None)) == server.content
     server.content = b"<html>Welcome to our network: log in</html>"
-    with pytest.raises(InputError, match=r"is neither \.gz nor \.tar nor \.zip"):
-        obtain(tmp_path, archive(server.url + "?3", content=None))
+    check_refusal(r"is neither \.gz nor \.tar nor \.zip", obtain, tmp_path, archive(server.url + "?3", content=None))
 
 
 def test_two_runs_side_by_side_fetch_once(server: Server, tmp_path: Path) -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
+from clones import ROOT
 from model_folders import folder_of
+from refusals import check_refusal
 
-from nmt.errors import InputError
 from nmt.text.settings import SubwordSettings
 from nmt.training.settings import StartSettings
 from pipeline.config import resolution, rows
@@ -19,7 +21,6 @@ from pipeline.config.settings import Configuration
 from pipeline.data import parent, parent_folder
 from pipeline.data.parent_folder import WEIGHTS
 
-ROOT = Path(__file__).resolve().parents[3]
 MODEL = rows.settings("sample", "en-de")["model"]
 
 
@@ -80,6 +81,4 @@ def test_a_parent_that_does_not_fit_is_refused_with_what_differs(overrides: dict
     for name in ("models/average", "damaged"):
         shutil.copytree("parent", name)
     Path("damaged/config.yaml").write_text("{}")
-    with pytest.raises(InputError) as caught:
-        resolved(**overrides)
-    assert message in str(caught.value)
+    check_refusal(re.escape(message), resolved, **overrides)

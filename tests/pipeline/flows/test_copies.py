@@ -50,12 +50,10 @@ def test_changes_travel_and_new_values_leave_the_comments(original: Path, monkey
     # As users set them.
     git(original, "config", "diff.noprefix", "true")
     git(original, "config", "color.ui", "always")
-    (original.parent / "gitconfig").write_text(
-        '[clone]\n\tdefaultRemoteName = upstream\n[protocol "file"]\n\tallow = never\n'
-    )
+    config = original.parent / "xdg/git/config"
+    config.parent.mkdir(parents=True)
+    config.write_text('[clone]\n\tdefaultRemoteName = upstream\n[protocol "file"]\n\tallow = never\n')
     monkeypatch.setenv("XDG_CONFIG_HOME", str(original.parent / "xdg"))
-    (original.parent / "xdg/git").mkdir(parents=True)
-    (original.parent / "gitconfig").rename(original.parent / "xdg/git/config")
     monkeypatch.setenv("HOME", str(original.parent))
     before = git(original, "status", "--porcelain")
     with copies.made(original, "one", {"row": "big", "overrides": {"training": {"updates": 7}}}) as copy:
@@ -168,9 +166,7 @@ def test_a_copy_in_which_nothing_runs_is_removed(original: Path, ran: bool) -> N
         assert (copy / "params.yaml").exists()
 
 
-def test_the_lock_of_a_command_is_one_that_network_file_systems_have(
-    original: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_lock_of_a_command_is_one_of_network_file_systems(original: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def flock(file: IO[bytes] | int, how: int) -> None:
         assert how & fcntl.LOCK_UN or fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDWR
 

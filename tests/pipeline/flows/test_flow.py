@@ -12,10 +12,9 @@ from typing import Any, get_args
 
 import pytest
 import yaml
+from clones import ROOT
 
 from pipeline.config import graph, resolution, rows
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(scope="module")

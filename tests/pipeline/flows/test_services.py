@@ -12,13 +12,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+from clones import ROOT
 from orchestra import is_over, until
 from ports import free_port
+from refusals import check_refusal
 
-from nmt.errors import InputError
 from pipeline.flows import services
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture
@@ -35,8 +34,7 @@ def test_ports_that_cannot_be_used(state: Path, port: str, monkeypatch: pytest.M
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = port.replace("taken", str(server.getsockname()[1]))
         monkeypatch.setenv("PREFECT_PORT", port)
-        with pytest.raises(InputError, match=f"^PREFECT_PORT is {port}, which is no free port: end the program that"):
-            services.serve(worker=True)
+        check_refusal(f"^PREFECT_PORT is {port}, which is no free port: end the ", services.serve, worker=True)
 
 
 def test_a_second_start_on_the_same_state(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,8 +42,7 @@ def test_a_second_start_on_the_same_state(state: Path, monkeypatch: pytest.Monke
     with (state / "prefect/services.lock").open("w") as file, socket.create_server(("127.0.0.1", 0)) as server:
         monkeypatch.setenv("MLFLOW_PORT", str(server.getsockname()[1]))  # as the first start's servers listen
         fcntl.flock(file, fcntl.LOCK_EX)
-        with pytest.raises(InputError, match=f"^`make serve` or `make ui` runs already on {state}: end it first$"):
-            services.serve(worker=True)
+        check_refusal(f"^`make serve` or `make ui` runs already on {state}: end it first$", services.serve, worker=True)
 
 
 def test_the_workers_runs_are_tracked_where_the_users_others_are(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:

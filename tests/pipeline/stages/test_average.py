@@ -10,9 +10,9 @@ import pytest
 import torch
 import yaml
 from clones import ROOT
+from refusals import check_refusal
 
 from nmt.common import tensors
-from nmt.errors import InputError
 from nmt.inference import model_folder
 from nmt.training import checkpoint
 from pipeline.config import resolution
@@ -99,8 +99,7 @@ def test_the_best_checkpoints_are_averaged(capsys: pytest.CaptureFixture[str]) -
     assert not capsys.readouterr().out
     assert averaged_best(4, losses) == "mean of updates 100, 200, 300"
     assert "average: averaging.best is 4, but training left 3 (" in capsys.readouterr().out
-    with pytest.raises(InputError, match=r"best is 2, but none of the checkpoints .* training\.validate_every"):
-        averaged_best(2, {150: 1.0})
+    check_refusal(r"best is 2, but none of the checkpoints .* training\.validate_every", averaged_best, 2, {150: 1.0})
 
 
 def test_both_folders_are_complete_and_say_where_they_come_from(configuration: Configuration) -> None:

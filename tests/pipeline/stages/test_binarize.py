@@ -10,8 +10,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from data_stages import ONE_THREAD, check_full_disk, configure, data_section, write_sides
+from refusals import check_refusal
 
-from nmt.errors import InputError
 from nmt.ids import EOS
 from nmt.text.settings import BinningSettings, SubwordSettings
 from nmt.text.subwords import Subwords, learn
@@ -129,8 +129,7 @@ def test_ids_are_as_wide_as_the_vocabulary_needs(tmp_path: Path, multiple_of: in
 
 def test_nothing_kept_is_refused_and_leaves_nothing(here: Path) -> None:
     write_sides(binarize.TOKENIZED / "train", [("low " * 40, "neu")])
-    with pytest.raises(InputError, match=r"each of the 1 training pairs has more than 30 subwords .* raise it"):
-        binarize.run()
+    check_refusal(r"each of the 1 training pairs has more than 30 subwords .* raise it", binarize.run)
     assert sorted(path.name for path in Path("data").iterdir()) == ["subwords", "tokenized"]
 
 
@@ -142,10 +141,8 @@ def test_characters_without_subwords_are_warned_of_and_refused(
     assert "% of the training subwords are <unk>: the parent's lack ☃ я" in capsys.readouterr().err
     stats = (binarize.BINNED / "stats.json").read_text()
     write_sides(binarize.TOKENIZED / "train", [("я я я ☃", "the house")])
-    with pytest.raises(InputError, match=r"are <unk>: the parent's lack я ☃: start from a parent that has them"):
-        binarize.run()
+    check_refusal(r"are <unk>: the parent's lack я ☃: start from a parent that has them", binarize.run)
     assert (binarize.BINNED / "stats.json").read_text() == stats
     monkeypatch.setattr(binarize, "PAIRS", 1)  # of which the characters are counted
     write_sides(binarize.TOKENIZED / "train", [("the", "house"), ("я я я", "house")])
-    with pytest.raises(InputError, match=r"are <unk>: the parent's lack characters of later lines: start"):
-        binarize.run()
+    check_refusal(r"are <unk>: the parent's lack characters of later lines: start", binarize.run)

@@ -158,12 +158,8 @@ def test_the_row_stands_beside_the_papers_and_the_literature(base: tuple[str, st
     assert "| ConvS2S ensemble | 26.36 | 7.7e+19 |" in lines
     assert "| Transformer (big), the paper | 28.4 | 2.3e+19 |" in lines
     assert "| **this run (base, news), newstest2014, 3003 lines** | **27.05** | **3.28e+18** |" in lines
-    at = lines.index("| sacreBLEU, 13a | 26.51 |")
-    assert lines[at + 1 : at + 4] == [
-        "| Moses tokens | 26.70 |",
-        "| compounds split at hyphens | 27.00 |",
-        "| unicode quotes made plain | 27.05 |",
-    ]
+    steps = zip(STEPS, ("26.51", "26.70", "27.00", "27.05"), strict=True)
+    assert "\n".join(f"| {step} | {score} |" for step, score in steps) in markdown
     assert "| training time, attempts lost to a kill included | 12 hours and 5 seconds |" in lines
     assert "| device time, all attempts | 4 days of Tesla P100 |" in lines
     assert "| model FLOPs utilisation | 26.0% |" in lines
@@ -369,14 +365,11 @@ def test_a_fine_tuned_run_names_its_parent() -> None:
 
 
 def test_a_cpu_is_named_with_what_decides_digits(base: tuple[str, str]) -> None:
-    conditions = {"processor": "AMD EPYC", "threads": 2, "torch": "2.13.0+cpu"}
     _write(paths.SCORES, json.dumps({**METRICS, "device": "cpu", "devices": 1}))
-    link = {"update": 500, "conditions": conditions}
-    _write(paths.CERTIFICATE, json.dumps({**CERTIFICATE, "training": {"links": [link]}}))
-    assert "in 12 hours on a CPU (AMD EPYC, 2 threads, torch 2.13.0+cpu): BLEU" in _written()[0]
-    conditions["threads"] = 1
-    _write(paths.CERTIFICATE, json.dumps({**CERTIFICATE, "training": {"links": [link]}}))
-    assert "(AMD EPYC, 1 thread, torch" in _written()[0]
+    for number, threads in ((2, "2 threads"), (1, "1 thread")):
+        link = {"update": 500, "conditions": {"processor": "AMD EPYC", "threads": number, "torch": "2.13.0+cpu"}}
+        _write(paths.CERTIFICATE, json.dumps({**CERTIFICATE, "training": {"links": [link]}}))
+        assert f"in 12 hours on a CPU (AMD EPYC, {threads}, torch 2.13.0+cpu): BLEU" in _written()[0]
     assert "Tesla P100 (" not in base[0]
 
 

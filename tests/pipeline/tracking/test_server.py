@@ -18,6 +18,7 @@ from clones import ROOT
 from command_line import refused
 from orchestra import until
 from ports import free_port
+from refusals import check_refusal
 from tracked import connected, write_results
 
 from nmt.errors import InputError
@@ -37,11 +38,10 @@ def test_a_run_is_found_by_its_name_its_full_name_or_the_beginning_of_its_id(roo
         full, (scores, lines) = server.fetch_artifacts(name, ["scores.json", "sentences.jsonl"], tmp_path / str(number))
         assert (full, scores.read_text(), lines.exists()) == (f"one-{one[:8]}", "{}", False)
         assert [path.name for path in (tmp_path / str(number)).iterdir()] == ["scores.json"], "what was asked for"
-    with pytest.raises(InputError, match=r"^'same' names 2 runs \(same-") as caught:
-        server.fetch_artifacts("same", [], tmp_path / "same")
-    assert all(run[:8] in str(caught.value) for run in same)
-    with pytest.raises(InputError, match=rf"^'' names 0 runs: MLflow has same-\w+, same-\w+, one-{one[:8]}$"):
-        server.fetch_artifacts("", [], tmp_path / "none")
+    said = check_refusal(r"^'same' names 2 runs \(same-", server.fetch_artifacts, "same", [], tmp_path / "same")
+    assert all(run[:8] in said for run in same)
+    all_runs = rf"MLflow has same-\w+, same-\w+, one-{one[:8]}$"
+    check_refusal(f"^'' names 0 runs: {all_runs}", server.fetch_artifacts, "", [], tmp_path / "none")
 
 
 LOGIN = {"MLFLOW_TRACKING_USERNAME": "wmt", "MLFLOW_TRACKING_PASSWORD": "secret"}
@@ -185,10 +185,8 @@ def test_a_path_that_no_address_of_a_database_allows_is_refused(
     (tmp_path / f"a{character}20b").mkdir()
     monkeypatch.chdir(tmp_path / f"a{character}20b")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    with pytest.raises(InputError, match="addresses of databases allow no"):
-        server.uri()
-    with pytest.raises(InputError):
-        services.serve(worker=False)
+    check_refusal("addresses of databases allow no", server.uri)
+    check_refusal("", services.serve, worker=False)
 
 
 def test_a_deleted_experiment_and_tables_of_another_version_are_told_with_the_command(
@@ -262,9 +260,7 @@ def test_the_first_page_compares_runs(served: tuple[str, Path]) -> None:
         ("postgresql://wmt:secret@db/mlflow", "", "postgresql://***@db/mlflow"),
     ],
 )
-def test_where_all_runs_are(
-    root: Path, monkeypatch: pytest.MonkeyPatch, address: str, user: str, expected: str
-) -> None:
+def test_where_runs_are(root: Path, monkeypatch: pytest.MonkeyPatch, address: str, user: str, expected: str) -> None:
     for name, value in (("TRACKING_URI", address), ("TRACKING_USERNAME", user), ("PORT", "")):
         monkeypatch.setenv(f"MLFLOW_{name}", value)
     assert server.link("en-de") == expected

@@ -15,6 +15,7 @@ import yaml
 from agents import family, listening, wait_for
 from clones import ROOT
 from orchestra import is_over
+from refusals import check_refusal
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from trainings import MakeJob
 
@@ -76,8 +77,7 @@ def test_processes_are_those_asked_for_or_one_a_gpu_or_core_as_far_as_shards_can
 def test_other_process_counts_are_refused(asked: str, gpus: int, rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     here(gpus, monkeypatch)
     monkeypatch.setenv("WMT_PROCESSES", asked)
-    with pytest.raises(InputError, match=f"^{rule}"):
-        launch.process_count(16)
+    check_refusal(f"^{rule}", launch.process_count, 16)
 
 
 @pytest.mark.parametrize(
@@ -90,8 +90,7 @@ def test_other_process_counts_are_refused(asked: str, gpus: int, rule: str, monk
 def test_other_nodes_and_meeting_places_are_refused(nodes: str, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WMT_NODES", nodes)
     monkeypatch.setenv("WMT_RENDEZVOUS", place)
-    with pytest.raises(InputError, match=f"^WMT_NODES is '{nodes}' and WMT_RENDEZVOUS '{place}': the first must be a"):
-        launch.nodes()
+    check_refusal(f"^WMT_NODES is '{nodes}' and WMT_RENDEZVOUS '{place}': the first must be a", launch.nodes)
 
 
 def test_torchrun_meets_over_a_file_or_the_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,8 +196,7 @@ def test_a_model_larger_than_the_memory_is_refused_before_torchrun_starts(
         return launch.torchrun(tmp_path, lambda: None)
 
     assert train(8_000) == 0
-    with pytest.raises(InputError, match=r"take 98\.\d GiB, but the device has (64\.0|79\.6) GiB: lower model\."):
-        train(1_000_000)
+    check_refusal(r"take 98\.\d GiB, but the device has (64\.0|79\.6) GiB: lower model\.", train, 1_000_000)
 
 
 def test_an_error_in_watching_ends_torchrun_with_time_for_a_checkpoint(
@@ -217,8 +215,7 @@ def test_an_error_in_watching_ends_torchrun_with_time_for_a_checkpoint(
             raise InputError("enough")
 
     monkeypatch.setattr(launch, "command", command)
-    with pytest.raises(InputError):
-        launch.torchrun(tmp_path, watch)
+    check_refusal("", launch.torchrun, tmp_path, watch)
     assert (tmp_path / "terminated").exists()
     assert asked == [(4, tmp_path)]
 

@@ -15,6 +15,7 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 import yaml
+from refusals import check_refusal
 from trainings import CONDITIONS, MakeJob
 
 from nmt import hardware
@@ -136,14 +137,9 @@ def test_across_code_the_exact_state_precedes_the_furthest(folder: Folder, monke
 def finished(here: Path, tiny_job: MakeJob) -> Path:
     """The state of a finished training, with what a kill may have left, in an empty repository."""
     state = here / "work/train/abc-def"
-    for name in (
-        "resume/update-00000009/model.safetensors",
-        "resume/update-00000012/model.safetensors",
-        "checkpoints/update-00000006.safetensors",
-        "checkpoints/update-00000012.safetensors",
-        "checkpoints/.update-00000012.safetensors.there.1.tmp",
-        "checkpoints/notes",
-    ):
+    names = [f"resume/update-{update:08d}/model.safetensors" for update in (9, 12)]
+    names += [f"checkpoints/update-{update:08d}.safetensors" for update in (6, 12)]
+    for name in (*names, "checkpoints/.update-00000012.safetensors.there.1.tmp", "checkpoints/notes"):
         (state / name).parent.mkdir(parents=True, exist_ok=True)
         tensors.save_tensors(state / name, {name: torch.zeros(1)})
     (state / "done.json").touch()
@@ -232,9 +228,7 @@ def test_after_an_edit_of_shared_code_a_finished_training_ends_at_once(
 
 
 @pytest.mark.parametrize("same_disk", [True, False])
-def test_checkpoints_summary_and_curves_are_handed_on(
-    finished: Path, monkeypatch: pytest.MonkeyPatch, same_disk: bool
-) -> None:
+def test_checkpoints_and_curves_are_handed_on(finished: Path, monkeypatch: pytest.MonkeyPatch, same_disk: bool) -> None:
     if not same_disk:
         monkeypatch.setattr(os, "link", MagicMock(side_effect=OSError(errno.EXDEV, "Invalid cross-device link")))
     write_outputs(finished, Path())
@@ -266,16 +260,14 @@ def test_a_damaged_chain_or_checkpoint_is_told(finished: Path) -> None:
     first, second = before.splitlines(keepends=True)
     for damaged in (first + second.replace('"weights": "', '"weights": "f'), f"[{before[1:]}"):
         path.write_text(damaged)
-        with pytest.raises(InputError, match="the chain of hashes, was damaged: bring it back"):
-            check_whole(finished)
+        check_refusal("the chain of hashes, was damaged: bring it back", check_whole, finished)
     path.write_text(f"{before}{{")  # As a kill leaves it.
     check_whole(finished)
     kept = finished / "checkpoints/update-00000012.safetensors"
     tensors.save_tensors(kept, {"a": torch.ones(1)})
     for content, sentence in ((kept.read_bytes(), "it does not have the weights that chain.jsonl recorded"), (b"", "")):
         kept.write_bytes(content)
-        with pytest.raises(InputError, match=f"00000012.safetensors was damaged: {sentence}"):
-            check_whole(finished)
+        check_refusal(f"00000012.safetensors was damaged: {sentence}", check_whole, finished)
 
 
 @pytest.mark.parametrize(
@@ -296,8 +288,7 @@ def test_a_damaged_loss_is_told(finished: Path, number: int, old: str, new: str)
     lines = path.read_text().splitlines(keepends=True)
     lines[number] = lines[number].replace(old, new, 1)
     path.write_text("".join(lines))
-    with pytest.raises(InputError, match=r"history.jsonl was damaged: its losses are not those that chain.jsonl rec"):
-        check_whole(finished)
+    check_refusal(r"history.jsonl was damaged: its losses are not those that chain.jsonl rec", check_whole, finished)
 
 
 def test_losses_after_the_saved_state_may_be_lost(finished: Path) -> None:

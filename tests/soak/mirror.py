@@ -5,31 +5,19 @@ from __future__ import annotations
 import contextlib
 import gzip
 import hashlib
-import io
-import tarfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from html import escape
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from clones import ROOT, tarball
+
 from pipeline.config import catalogs
 from pipeline.config.corpora import Pair, sides
 
-ROOT = Path(__file__).resolve().parents[1]
 Lines = Callable[[str, str, str], list[str]]
 """(name of a text in the catalog, pair, language) -> its lines."""
-
-
-def tarball(members: Mapping[str, bytes], mode: str = "w:gz") -> bytes:
-    """Return a .tgz, or with the mode `w:` a .tar, of these files."""
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode=mode) as archive:
-        for name, content in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            archive.addfile(info, io.BytesIO(content))
-    return out.getvalue()
 
 
 def write(folder: Path, lines: Lines) -> None:
