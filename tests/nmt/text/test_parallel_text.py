@@ -10,14 +10,7 @@ from hypothesis import strategies as st
 from text_lines import write_lines
 
 from nmt.errors import InputError
-from nmt.text.parallel_text import (
-    drop_reason,
-    is_blank,
-    parallel,
-    read_blocks,
-    read_lines,
-    read_parallel_blocks,
-)
+from nmt.text.parallel_text import drop_reason, is_blank, parallel, read_blocks, read_lines, read_parallel_blocks
 from nmt.text.settings import FilterSettings
 
 LINES = st.lists(st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"]), max_size=8), min_size=1)
