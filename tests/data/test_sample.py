@@ -37,10 +37,8 @@ def within_one_word(one: list[str], other: list[str]) -> bool:
 
 def test_every_line_is_a_sentence_in_three_languages(sentences: list[Any]) -> None:
     assert len(sentences) >= 25_000
-    assert [sentence.en for sentence in sentences] == sorted(
-        (sentence.en for sentence in sentences), key=lambda en: (en.lower(), en)
-    )
-    assert len({sentence.en for sentence in sentences}) == len(sentences)
+    english = [sentence.en for sentence in sentences]
+    assert english == sorted({*english}, key=lambda en: (en.lower(), en)), "each once, in order"
     for sentence in sentences:
         for text in (sentence.en, sentence.de, sentence.fr):
             assert text == " ".join(text.split()), sentence

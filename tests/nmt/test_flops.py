@@ -50,13 +50,11 @@ def _counted(settings: ModelSettings, vocabulary: int, source: int, target: int)
 @pytest.mark.parametrize(
     ("settings", "vocabulary", "source", "target"),
     [
-        (SMALL, 50, 5, 7),
-        (SMALL, 50, 1, 1),
-        (BASE, 37000, 31, 29),
+        (SMALL, 50, 5, 7), (SMALL, 50, 1, 1), (BASE, 37000, 31, 29),
         (SMALL.model_copy(update={"sharing": "output"}), 64, 6, 40),
         (SMALL.model_copy(update={"sharing": "none"}), 64, 6, 40),
     ],
-)
+)  # fmt: skip
 def test_training_flops_are_torchs(settings: ModelSettings, vocabulary: int, source: int, target: int) -> None:
     counted = training_flops(settings, vocabulary, LengthSums.of(source, target))
     assert counted == _counted(settings, vocabulary, source, target)
