@@ -210,8 +210,7 @@ def test_a_training_has_the_same_bits_everywhere(tmp_path: Path, tiny_job: MakeJ
     """Stopped and resumed with two threads and other instructions. Two processes: tests/distributed/test_ranks.py."""
     expected, resumed = [], [tmp_path / "sinusoidal", tmp_path / "learned"]
     for there in resumed:
-        job = tiny_job(arithmetic="portable", updates=6, verify_every=2)
-        job["model"]["positions"] = there.name
+        job = tiny_job({"positions": there.name}, arithmetic="portable", updates=6, verify_every=2)
         here = tmp_path / f"{there.name}-here"
         assert run(job, here)
         expected.append(hashes(here))
