@@ -146,9 +146,7 @@ def test_a_line_that_is_too_long_is_left_empty_and_the_others_are_kept(model: Pa
     assert before
 
 
-def test_sentences_of_a_line_are_told_or_translated_by_themselves(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_several_sentences_of_a_line_are_told(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sentences = ["She sees a dog.", "The old man sees it."]
     alone = run(model, tmp_path, lines=sentences)
     capsys.readouterr()
@@ -312,9 +310,7 @@ def changed(pattern: str, replacement: str) -> Callable[[Path], object]:
         ("subwords", shutil.rmtree, "holds no usable subwords"),
     ],
 )
-def test_a_damaged_folder_is_one_sentence(
-    model: Path, file: str, damage: Callable[[Path], object], sentence: str
-) -> None:
+def test_a_damaged_folder_is_told(model: Path, file: str, damage: Callable[[Path], object], sentence: str) -> None:
     damage(model / file)
     assert sentence in refused("translate", model)
 

@@ -174,9 +174,7 @@ def test_lower_case_is_scored_by_name(tmp_path: Path) -> None:
     assert "chrF 100.00" in lowercased
 
 
-def test_the_measure_of_multi30k_is_on_lower_cased_moses_tokens_of_plain_punctuation(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_multi30ks_measure_is_on_lower_cased_moses_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = ["Der Hund \u2013 \u201eLUNA\u201c \u2013 rennt."]
     assert bleu.lowercased_tokens(lines, "de_Latn") == ['der hund - " luna " - rennt .']
     paths = _write(tmp_path, hyp=['der HUND - "luna" - rennt.'], ref=lines)
