@@ -19,7 +19,7 @@ from nmt.flops import LengthSums
 from nmt.products import Library
 from nmt.training.measurements import Measurements
 from nmt.training.state import TrainState, load_state, read_state, save_state
-from tests.nmt.training.conftest import Training
+from tests.nmt.conftest import Training
 
 INITIAL = TrainState(updates=30, validate_every=10, conditions=CONDITIONS, processes=1)
 
