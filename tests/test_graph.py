@@ -105,17 +105,14 @@ def files_in(path: str) -> set[str]:
     }
 
 
-def code_of(name: str) -> set[str]:
-    """The modules that a stage imports, and the files that these read."""
-    modules = closure(name)
-    read = {file for module, paths in READS.items() if module in modules for path in paths for file in files_in(path)}
-    return {f"{module.replace('.', '/')}.py" for module in modules} | read
-
-
 @each_stage
 def test_the_code_a_stage_depends_on_is_what_it_imports(name: str) -> None:
+    """And the files that its imports read."""
+    modules = closure(name)
+    read = {file for module, paths in READS.items() if module in modules for path in paths for file in files_in(path)}
+    code = {f"{module.replace('.', '/')}.py" for module in modules} | read
     deps = [dep for dep in GRAPH[name].deps if dep.split("/")[0] in {"nmt", "pipeline"}]
-    covered = {file: [dep for dep in deps if file == dep or file.startswith(f"{dep}/")] for file in code_of(name)}
+    covered = {file: [dep for dep in deps if file == dep or file.startswith(f"{dep}/")] for file in code}
     assert {file for file, deps in covered.items() if len(deps) != 1} == set()
     assert {dep for deps in covered.values() for dep in deps} == set(deps)
 

@@ -42,14 +42,10 @@ print(tokenizer(sys.argv[1]).input_ids, os.path.relpath(ids.__file__).split("/")
 """Where nmt is not installed, the tokenizer's own copy is used."""
 
 
-def sample_lines() -> list[str]:
-    with tarfile.open(ROOT / "data/sample/dev.tgz") as archive:
-        return archive.extractfile("dev/sampledev.en").read().decode().splitlines()
-
-
 def lines() -> list[str]:
     """Lines of the sample and, where it is at hand, of real text."""
-    texts = sample_lines()[:40]
+    with tarfile.open(ROOT / "data/sample/dev.tgz") as archive:
+        texts = archive.extractfile("dev/sampledev.en").read().decode().splitlines()[:40]
     if REAL.exists():
         for name in ("multi30k/test2016.en", "newstest/newstest2013.en-de.de", "newstest/newstest2013.en-fr.fr"):
             texts += (REAL / name).read_text(encoding="utf-8").split("\n")[:400:10]
