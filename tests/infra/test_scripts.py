@@ -145,10 +145,8 @@ def test_a_refusing_store_ends_a_recovery_at_once(here: Path, call: str, said: s
     stand_in("dvc", f'[ $1 != {call} ] || {{ echo "ERROR: {said}: HeadObject" >&2; exit 255; }}\n[ $1 != fetch ]')
     result = run(INFRA / "recover", "s3://bucket/folder")
     assert result.returncode == 1
-    causes = (
-        "recover: s3://bucket/folder answers 403: the key or the secret is wrong, or this machine's clock, which is"
-    )
-    assert (causes if said == FORBIDDEN else f"ERROR: {said}: HeadObject\n") in result.stderr
+    both = "recover: s3://bucket/folder answers 403: the key or the secret is wrong, or this machine's clock, which is"
+    assert (both if said == FORBIDDEN else f"ERROR: {said}: HeadObject\n") in result.stderr
     assert [words.split()[1] for words in calls()] == ["unlock", "remote", "fetch", *done]
     assert not any("--quiet" in words for words in calls() if " push" in words), "it hides what is wrong"
     assert ("not everything was fetched, as on a first machine" in result.stderr) == (call == "push")

@@ -87,9 +87,7 @@ def test_flash_attention_is_the_same(changes: dict[str, object], calls: int, mon
         return torch.cat(outputs)
 
     monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", SimpleNamespace(varlen_attn=attn))
-    monkeypatch.setitem(
-        globals(), "pack", lambda *given, pack=pack, **how: replace(pack(*given, **how), has_flash=True)
-    )
+    monkeypatch.setitem(globals(), "pack", lambda *args, pack=pack, **how: replace(pack(*args, **how), has_flash=True))
     loss, gradients = loss_and_gradients(transformer, "bfloat16")
     assert len(shapes) == calls
     assert not torch.backends.cuda.cudnn_sdp_enabled()

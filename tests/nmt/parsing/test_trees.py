@@ -34,9 +34,7 @@ def untagged(tree: Tree) -> Tree:
 tags = st.sampled_from(["NN", "DT", "XX", ",", "-LRB-", "PRP$"])
 labels = st.sampled_from(["S", "NP", "VP", "X", "WHNP"])
 leaves = st.builds(Tree, tags, word=st.text("ab-/)(X", min_size=1).map(escape))
-trees = st.recursive(
-    leaves, lambda inner: st.builds(Tree, labels, st.lists(inner, min_size=1).map(tuple)), max_leaves=20
-)
+trees = st.recursive(leaves, lambda part: st.builds(Tree, labels, st.lists(part, min_size=1).map(tuple)), max_leaves=20)
 SYMBOLS = ["(S", "(NP", ")S", ")NP", "XX", "S", "NP", "/S", "/NP", "DT", "/", "(", ")", "<unk>"]
 
 
