@@ -53,9 +53,7 @@ def listening(processes: list[psutil.Process]) -> set[tuple[str, int]]:
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
             connections = process.net_connections("inet")
-            addresses |= {
-                tuple(connection.laddr) for connection in connections if connection.status == psutil.CONN_LISTEN
-            }
+            addresses |= {tuple(each.laddr) for each in connections if each.status == psutil.CONN_LISTEN}
     return addresses
 
 

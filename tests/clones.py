@@ -77,12 +77,10 @@ def write_tiny_corpus(folder: Path, *, further: bool = False) -> None:
         "description": "Sixty pairs.",
         "archives": {"tiny": {"urls": ["file:data/tiny.tar"], "sha256": digest, **about}},
         "pairs": {
-            f"en-{each}": {
-                "train": [text_of("train", each)], "valid": text_of("valid", each), "test": tests(each)
-            }
+            f"en-{each}": {"train": [text_of("train", each)], "valid": text_of("valid", each), "test": tests(each)}
             for each in ("de", "fr", "tree")
         },
-    }  # fmt: skip
+    }
     (folder / "data/catalog/tiny.yaml").write_text(yaml.safe_dump(catalog))
 
 

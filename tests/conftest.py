@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -120,12 +120,12 @@ def copy_corpus(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def tiny_job(copy_corpus: Path) -> Callable[..., dict[str, Any]]:
-    """A training job of a tiny model on the copy task; keyword arguments change its training settings."""
+    """A training job of a tiny model on the copy task; arguments change its model's and its training's settings."""
     from model_folders import model_settings  # It imports torch, too.
 
-    def job(**training: Any) -> dict[str, Any]:
+    def job(model: Mapping[str, Any] = {}, **training: Any) -> dict[str, Any]:
         return {
-            "model": model_settings(N=1).model_dump(),
+            "model": model_settings(**{"N": 1, **model}).model_dump(),
             "training": {
                 "updates": 30, "tokens": 120, "shards": 2, "warmup_steps": 20, "learning_rate_scale": 1.0, "beta1": 0.9,
                 "beta2": 0.98, "epsilon": 1e-9, "eps_ls": 0.1, "precision": "float32", "seed": 1,

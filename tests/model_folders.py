@@ -44,13 +44,12 @@ def folder_of(
         settings = SubwordSettings.model_validate({"kind": "wordpieces", "user_defined_symbols": symbols, **sizes})
     learned = subwords.learn(dict.fromkeys(words.split(), 3), settings)
     learned.save(folder.parent / f"{folder.name}.subwords")
+    kind = "none" if pieces else "moses"
     description = ModelDescription(
         source="en",
         target=target,
         vocabulary=learned.size,
-        tokenizer=TokenizerSettings(
-            tokenizer="none" if pieces else "moses", normalize_punctuation=False, aggressive_hyphens=False
-        ),
+        tokenizer=TokenizerSettings(tokenizer=kind, normalize_punctuation=False, aggressive_hyphens=False),
         model=model_settings(**model),
         search=SearchSettings(beam=4, alpha=0.6, max_extra=10, stop="exact"),
         origin={},

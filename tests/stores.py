@@ -31,14 +31,10 @@ def rclone(folder: Path) -> Iterator[dict[str, str]]:
         match = until(lambda: re.search(ADDRESS, log.read_text()) or process.poll(), "an address of rclone", 120, 0.05)
         assert isinstance(match, re.Match), log.read_text()
         yield {
-            "AWS_ENDPOINT_URL": match[0],
-            "AWS_ACCESS_KEY_ID": KEY,
-            "AWS_SECRET_ACCESS_KEY": SECRET,
-            "AWS_DEFAULT_REGION": "us-east-1",
-            "AWS_CONFIG_FILE": "/nonexistent",
-            "AWS_SHARED_CREDENTIALS_FILE": "/nonexistent",
-            "AWS_EC2_METADATA_DISABLED": "true",
-        }
+            "AWS_ENDPOINT_URL": match[0], "AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET,
+            "AWS_DEFAULT_REGION": "us-east-1", "AWS_CONFIG_FILE": "/nonexistent",
+            "AWS_SHARED_CREDENTIALS_FILE": "/nonexistent", "AWS_EC2_METADATA_DISABLED": "true",
+        }  # fmt: skip
     finally:
         process.kill()
         process.wait()

@@ -1,12 +1,20 @@
-"""dvc.yaml, params.yaml, the schema and the imports say the same: no stale result survives a change."""
+"""dvc.yaml, params.yaml, the schema and the imports say the same: no stale result survives a change.
+
+And who may import what, and what a command imports before it answers.
+"""
 
 from __future__ import annotations
 
 import ast
+import re
 import shutil
+import subprocess
+import sys
+import tomllib
 from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +45,8 @@ each_stage = pytest.mark.parametrize("name", STAGES)
 
 @cache
 def imports() -> grimp.ImportGraph:
-    """Who imports whom in nmt and pipeline, wherever in a module the import stands."""
-    return grimp.build_graph("nmt", "pipeline", cache_dir=None)
+    """Who imports whom, wherever in a module the import stands, also under TYPE_CHECKING."""
+    return grimp.build_graph("nmt", "pipeline", include_external_packages=True, cache_dir=None)
 
 
 def declared(name: str) -> list[str]:
@@ -97,17 +105,14 @@ def files_in(path: str) -> set[str]:
     }
 
 
-def code_of(name: str) -> set[str]:
-    """The modules that a stage imports, and the files that these read."""
-    modules = closure(name)
-    read = {file for module, paths in READS.items() if module in modules for path in paths for file in files_in(path)}
-    return {f"{module.replace('.', '/')}.py" for module in modules} | read
-
-
 @each_stage
 def test_the_code_a_stage_depends_on_is_what_it_imports(name: str) -> None:
+    """And the files that its imports read."""
+    modules = closure(name)
+    read = {file for module, paths in READS.items() if module in modules for path in paths for file in files_in(path)}
+    code = {f"{module.replace('.', '/')}.py" for module in modules} | read
     deps = [dep for dep in GRAPH[name].deps if dep.split("/")[0] in {"nmt", "pipeline"}]
-    covered = {file: [dep for dep in deps if file == dep or file.startswith(f"{dep}/")] for file in code_of(name)}
+    covered = {file: [dep for dep in deps if file == dep or file.startswith(f"{dep}/")] for file in code}
     assert {file for file, deps in covered.items() if len(deps) != 1} == set()
     assert {dep for deps in covered.values() for dep in deps} == set(deps)
 
@@ -169,3 +174,83 @@ def test_params_the_schema_resolve_and_the_stages_agree() -> None:
     assert set(STAGES["resolve"]["params"]) == set(params)
     assert set(resolution.OVERRIDABLE) <= set(Configuration.model_fields)
     assert {key.split(".")[0] for name in STAGES for key in declared(name)} == set(Configuration.model_fields)
+
+
+ABSENT = """
+import importlib, importlib.abc, sys
+
+class Absent(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in absent:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Absent())
+for absent, modules in {steps!r}:
+    for name in modules:
+        importlib.import_module(name)
+"""
+
+
+def python(program: str) -> subprocess.CompletedProcess[str]:
+    result = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    return result
+
+
+def test_training_needs_few_libraries_and_nothing_a_tool_of_the_tests() -> None:
+    """Everything imports without the packages of the extra `dev`, and nothing else names them."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    names = {re.split(r"[<>=]", tool)[0] for tool in project["optional-dependencies"]["dev"]}
+    tools = {module for module, owners in packages_distributions().items() if names & set(owners)}
+    assert {"pytest", "hypothesis", "jaxtyping", "beartype", "grimp", "mypy"} <= tools
+    assert not names & {re.split(r"[<>=]", package)[0] for package in project["dependencies"]}
+    imported = {
+        (name, tool) for tool in tools & imports().modules for name in imports().find_modules_that_directly_import(tool)
+    }
+    # The second is copied beside an exported model, and imported there.
+    copied = ("nmt.deployment.transformers_tokenizer", "transformers")
+    assert imported == {("nmt.common.shapes", "jaxtyping"), copied}
+    modules = [
+        *("nmt.training.loop", "nmt.deployment.streams", "nmt.evaluation.bleu", "pipeline.cli", "pipeline.__main__"),
+        *(f"pipeline.stages.{name}" for name in STAGES),
+    ]
+    few = {"mlflow", "prefect", "dvc", "sacremoses", "subword_nmt", "sentencepiece", "sacrebleu"}
+    few |= {"matplotlib", "pandas", "rich", "scipy", "sklearn"}
+    training = ["nmt.training.loop", "nmt.training.checkpoint", "nmt.flops"]
+    # In one process: torch takes seconds to import.
+    python(ABSENT.format(steps=[(few | tools, training), (tools, modules)]))
+
+
+HELP = """
+import atexit, runpy, sys, time
+slow = {{"torch", "mlflow", "prefect", "dvc"}}
+atexit.register(lambda: print(time.process_time(), *sorted(slow & set(sys.modules)), file=sys.stderr))
+sys.argv = ["wmt", "--help"]
+runpy.run_module({module!r}, run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.parametrize("module", ["pipeline", "pipeline.cli"], ids=["stage", "wmt"])
+def test_help_answers_at_once(module: str) -> None:
+    """No slow library is imported; the limit in seconds of CPU, which a busy machine does not change, is a wide one."""
+    result = python(HELP.format(module=module))
+    assert "--help" in result.stdout
+    seconds, *imported = result.stderr.split()
+    assert imported == []
+    assert float(seconds) < 2.0
+
+
+def test_no_import_closes_a_cycle() -> None:
+    cycles = {
+        " -> ".join([module, *back])
+        for module in imports().modules
+        for imported in imports().find_modules_directly_imported_by(module)
+        if (back := imports().find_shortest_chain(imported, module))
+    }
+    assert cycles == set()
+
+
+def test_every_benchmark_can_be_imported() -> None:
+    """No other test runs them: a name that the code no longer has would go unnoticed."""
+    for path in (ROOT / "tests/bench").glob("*.py"):
+        import_module(f"tests.bench.{path.stem}")

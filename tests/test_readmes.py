@@ -9,7 +9,6 @@ import os
 import re
 import shlex
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -60,11 +59,6 @@ def code(readme: str) -> Iterator[str]:
     yield from re.findall(r"`([^`\n]+)`", prose(readme))
 
 
-def anchors(text: str) -> set[str]:
-    headings = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
-
-
 def is_path(word: str) -> bool:
     """Whether inline code names a file or a folder of the repository: by its first folder, or by how it ends."""
     if not re.fullmatch(r"[\w.][\w./-]*", word):
@@ -99,7 +93,9 @@ def test_links_lead_to_files_and_headings(readme: str) -> None:
         target = (ROOT / readme).parent / path if path else ROOT / readme
         assert target.exists(), f"{readme}: {link}"
         if anchor:
-            assert anchor in anchors(target.read_text(encoding="utf-8")), f"{readme}: {link}"
+            headings = re.findall(r"^#+ (.*)$", target.read_text(encoding="utf-8"), flags=re.MULTILINE)
+            anchors = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+            assert anchor in anchors, f"{readme}: {link}"
 
 
 @each_readme
@@ -166,12 +162,6 @@ def test_every_command_is_run_or_listed_with_a_reason_or_a_test_that_exists() ->
         assert f"def {name}(" in read(path)
 
 
-@cache
-def sources() -> str:
-    paths = [path for package in ("nmt", "pipeline") for path in sorted((ROOT / package).rglob("*.py"))]
-    return "".join(path.read_text(encoding="utf-8") for path in paths)
-
-
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Clone:
     """A copy of the repository with tiny models, lines of text and scores."""
@@ -201,7 +191,9 @@ def test_commands_run(
     words, given = shlex.split(command), b""
     if words[0] == "export":
         names = {word.partition("=")[0] for word in words[1:]}
-        assert {name for name in names if f'"{name}"' not in sources()} == set(), "no code reads these variables"
+        paths = [path for package in ("nmt", "pipeline") for path in (ROOT / package).rglob("*.py")]
+        code = "".join(path.read_text(encoding="utf-8") for path in paths)
+        assert {name for name in names if f'"{name}"' not in code} == set(), "no code reads these variables"
         return
     if words[0] == "echo":
         given, words = f"{words[1]}\n".encode(), words[3:]

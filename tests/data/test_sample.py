@@ -14,7 +14,6 @@ from clones import ROOT
 
 from data.sample import make_sample
 
-SAMPLE = ROOT / "data/sample"
 NAMES = r"\b(Tom|Mary|Anna|Paul|John|Smith|Brown|Boston|Berlin|Paris|Germany|France|Japan|Australia)\b|\d+"
 NUMBERS = r"\b(two|three|four|five|six|seven|eight|nine|ten|twelve|twenty|thirty|fifty|hundred)\b"
 
@@ -37,10 +36,8 @@ def within_one_word(one: list[str], other: list[str]) -> bool:
 
 def test_every_line_is_a_sentence_in_three_languages(sentences: list[Any]) -> None:
     assert len(sentences) >= 25_000
-    assert [sentence.en for sentence in sentences] == sorted(
-        (sentence.en for sentence in sentences), key=lambda en: (en.lower(), en)
-    )
-    assert len({sentence.en for sentence in sentences}) == len(sentences)
+    english = [sentence.en for sentence in sentences]
+    assert english == sorted({*english}, key=lambda en: (en.lower(), en)), "each once, in order"
     for sentence in sentences:
         for text in (sentence.en, sentence.de, sentence.fr):
             assert text == " ".join(text.split()), sentence
@@ -73,7 +70,7 @@ def test_a_new_sentence_moves_few_others(sentences: list[Any], splits: dict[str,
 @pytest.mark.parametrize("archive", ["training-parallel-sample.tgz", "dev.tgz", "test-full.tgz"])
 def test_archives_hold_the_sentences(splits: dict[str, list[Any]], archive: str) -> None:
     """After a correction: `python data/sample/make_sample.py`, and its sizes and hashes in data/catalog/sample.yaml."""
-    with tarfile.open(SAMPLE / archive) as tar:
+    with tarfile.open(ROOT / "data/sample" / archive) as tar:
         content = {member.name: tar.extractfile(member).read() for member in tar}  # type: ignore[union-attr] # files
     assert content == make_sample.members(splits)[archive]
 

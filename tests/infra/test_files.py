@@ -85,9 +85,7 @@ def test_kubectl_builds_what_kubernetes_has_schemas_of(name: str, without_schema
 
 
 def test_the_example_names_every_variable_and_no_password() -> None:
-    needed = {
-        variable["name"]: variable["how"] == "?" for variable in VARIABLE.finditer((INFRA / "compose.yaml").read_text())
-    }
+    needed = {each["name"]: each["how"] == "?" for each in VARIABLE.finditer((INFRA / "compose.yaml").read_text())}
     example = re.findall(r"^#?([A-Z]\w+)=(.*)$", (INFRA / ".env.example").read_text(), re.MULTILINE)
     assert {name for name, value in example if not value} == {name for name, must in needed.items() if must}
     inside = {"WMT_BIND", "WMT_FOLDER", "S3_FOLDER", "METRICS_FOLDER", "PREFECT_FOLDER", "PREFECT_WORKER_FOLDER",

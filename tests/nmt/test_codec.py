@@ -16,7 +16,6 @@ from nmt.text.settings import SubwordSettings, TokenizerSettings
 TREE = "(S (NP (DT The) (NN dog)) (VP (VBZ barks)) (. .))"
 WORDS = "The dog barks ."
 CLOSED = SubwordSettings(kind="bpe", merges=5, vocabulary=None, target="closed", multiple_of=64)
-JOINT = SubwordSettings(kind="bpe", merges=5, vocabulary=None, multiple_of=64)
 
 
 def settings(tokenizer: str) -> TokenizerSettings:
@@ -65,7 +64,7 @@ def test_a_closed_vocabulary_has_every_symbol_and_comes_back(tmp_path: Path) -> 
 
 
 def test_a_joint_vocabulary_is_one_object(tmp_path: Path) -> None:
-    learned = codec.learn({"the": 3}, {"der": 2}, JOINT)
+    learned = codec.learn({"the": 3}, {"der": 2}, CLOSED.model_copy(update={"target": "joint"}))
     assert learned[1] is None
     codec.save(tmp_path / "subwords", *learned)
     source, target = codec.load(tmp_path / "subwords")

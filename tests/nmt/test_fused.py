@@ -66,9 +66,7 @@ def test_the_model_and_its_gradients_are_the_same(
 
 
 @pytest.mark.parametrize(("changes", "calls"), [({"d_v": 8}, 6), ({}, 0), ({"d_v": 8, "attention_dropout": 0.2}, 0)])
-def test_flash_attention_of_gpus_gives_the_same(
-    changes: dict[str, object], calls: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_flash_attention_is_the_same(changes: dict[str, object], calls: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a stand-in for its kernel, which reads what the kernel reads; other widths and dropout do without it."""
     torch.manual_seed(1)
     transformer = Transformer(SETTINGS.model_copy(update=changes), 64).train()
@@ -89,9 +87,7 @@ def test_flash_attention_of_gpus_gives_the_same(
         return torch.cat(outputs)
 
     monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", SimpleNamespace(varlen_attn=attn))
-    monkeypatch.setitem(
-        globals(), "pack", lambda *given, pack=pack, **how: replace(pack(*given, **how), has_flash=True)
-    )
+    monkeypatch.setitem(globals(), "pack", lambda *args, pack=pack, **how: replace(pack(*args, **how), has_flash=True))
     loss, gradients = loss_and_gradients(transformer, "bfloat16")
     assert len(shapes) == calls
     assert not torch.backends.cuda.cudnn_sdp_enabled()

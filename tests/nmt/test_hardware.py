@@ -14,14 +14,10 @@ from nmt.hardware import data_sheet
 
 def test_hardware_is_found_by_torchs_name() -> None:
     names = {
-        "NVIDIA H100 80GB HBM3": "H100",
-        "NVIDIA H100 PCIe": "H100 PCIe",
-        "NVIDIA A10": "A10",
-        "NVIDIA A10G": "A10G",
-        "Tesla V100-SXM2-16GB": "V100",
-        "Tesla V100-PCIE-16GB": "V100 PCIE",
+        "NVIDIA H100 80GB HBM3": "H100", "NVIDIA H100 PCIe": "H100 PCIe", "NVIDIA A10": "A10", "NVIDIA A10G": "A10G",
+        "Tesla V100-SXM2-16GB": "V100", "Tesla V100-PCIE-16GB": "V100 PCIE",
         "NVIDIA GeForce RTX 3090 Ti": "RTX 3090 Ti",
-    }
+    }  # fmt: skip
     assert {device: entry and entry.name for device in names if (entry := data_sheet(device))} == names
     # A slice of one GPU, and a laptop's.
     for device in ("cpu", "NVIDIA A1000", "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA GeForce RTX 4090 Laptop GPU"):

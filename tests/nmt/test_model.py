@@ -109,9 +109,7 @@ def test_parity_with_torch_transformer(in_training: bool) -> None:
 
 
 @pytest.mark.parametrize("rounded", [False, True])
-def test_blocks_of_different_lengths_give_what_each_sentence_gives_alone(
-    rounded: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_blocks_of_any_lengths_give_what_a_sentence_gives_alone(rounded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The padding of a block, and rows added to all, reach neither outputs nor gradients."""
     monkeypatch.setattr(packing, "STEPS", 1)
     model = model_of()

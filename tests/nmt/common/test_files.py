@@ -94,8 +94,7 @@ def test_all_is_on_the_disk_before_it_gets_its_name(tmp_path: Path, monkeypatch:
 
 
 def test_a_scratch_folder_goes_and_so_do_those_of_killed_processes(tmp_path: Path, dead: int) -> None:
-    left = tmp_path / f".verify.{os.uname().nodename}.{dead}.tmp/folder"
-    left.mkdir(parents=True)
+    leave(tmp_path / f".verify.{HERE}.{dead}.tmp")
     with scratch_folder(tmp_path / "verify") as folder:
         (folder / "file").touch()
         assert list(tmp_path.iterdir()) == [folder]

@@ -29,9 +29,9 @@ from text_lines import LINES, write_lines
 from nmt.codec import Codec
 from nmt.common.tensors import load_tensors, save_tensors
 from nmt.deployment import streams
-from nmt.evaluation.forced_scoring import Scored
+from nmt.evaluation.forced_scoring import Scored, score
 from nmt.inference import alignment
-from nmt.inference.translator import Translator
+from nmt.inference.loading import LoadedModel
 from nmt.parsing.tokenizers import Symbols
 from nmt.parsing.trees import read_trees
 
@@ -146,9 +146,7 @@ def test_a_line_that_is_too_long_is_left_empty_and_the_others_are_kept(model: Pa
     assert before
 
 
-def test_sentences_of_a_line_are_told_or_translated_by_themselves(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_several_sentences_of_a_line_are_told(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sentences = ["She sees a dog.", "The old man sees it."]
     alone = run(model, tmp_path, lines=sentences)
     capsys.readouterr()
@@ -312,9 +310,7 @@ def changed(pattern: str, replacement: str) -> Callable[[Path], object]:
         ("subwords", shutil.rmtree, "holds no usable subwords"),
     ],
 )
-def test_a_damaged_folder_is_one_sentence(
-    model: Path, file: str, damage: Callable[[Path], object], sentence: str
-) -> None:
+def test_a_damaged_folder_is_told(model: Path, file: str, damage: Callable[[Path], object], sentence: str) -> None:
     damage(model / file)
     assert sentence in refused("translate", model)
 
@@ -336,19 +332,13 @@ def test_scoring_trees_names_the_line_of_a_broken_one(parser: Path, tmp_path: Pa
 
 
 def test_scoring_texts(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sources = [line for line in LINES if line.strip()]
-    ready = Translator(model)
-    found = list(ready.translations(sources))
-    text = write_lines(tmp_path / "target", [translation.texts[0] for translation in found])
-    output = printed("score", model, write_lines(tmp_path / "source", sources), text, "--json")
-    *lines, total = map(json.loads, output.splitlines())
-    equal = 0
-    for one, translation in zip(lines, found, strict=True):
-        best = translation.hypotheses[0]
-        if ready.model.encode_target(translation.texts[0])[:-1] == best.ids:
-            equal += 1
-            assert one["log_probability"] == pytest.approx(best.log_probability, abs=1e-3)
-    assert equal
+    sources, loaded = [line for line in LINES if line.strip()], LoadedModel(model)
+    targets = sources[::-1]
+    files = write_lines(tmp_path / "source", sources), write_lines(tmp_path / "target", targets)
+    *lines, total = map(json.loads, printed("score", model, *files, "--json").splitlines())
+    pairs = zip(map(loaded.encode, sources), map(loaded.encode_target, targets), strict=True)
+    expected = [one.log_probability for one in score(loaded.transformer, list(pairs))]
+    assert [one["log_probability"] for one in lines] == pytest.approx(expected, abs=1e-3)
     assert total["lines"] == len(sources)
     assert total["log_probability"] == pytest.approx(sum(one["log_probability"] for one in lines))
     assert "has 4 lines and" in refused("score", model, tmp_path / "source", write_lines(tmp_path / "short", ["a"]))

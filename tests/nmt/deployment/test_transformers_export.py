@@ -42,14 +42,10 @@ print(tokenizer(sys.argv[1]).input_ids, os.path.relpath(ids.__file__).split("/")
 """Where nmt is not installed, the tokenizer's own copy is used."""
 
 
-def sample_lines() -> list[str]:
-    with tarfile.open(ROOT / "data/sample/dev.tgz") as archive:
-        return archive.extractfile("dev/sampledev.en").read().decode().splitlines()
-
-
 def lines() -> list[str]:
     """Lines of the sample and, where it is at hand, of real text."""
-    texts = sample_lines()[:40]
+    with tarfile.open(ROOT / "data/sample/dev.tgz") as archive:
+        texts = archive.extractfile("dev/sampledev.en").read().decode().splitlines()[:40]
     if REAL.exists():
         for name in ("multi30k/test2016.en", "newstest/newstest2013.en-de.de", "newstest/newstest2013.en-fr.fr"):
             texts += (REAL / name).read_text(encoding="utf-8").split("\n")[:400:10]
@@ -137,30 +133,23 @@ def test_transformers_gives_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    ("change", "sentence"), [({"positions": "learned"}, "learned positions"), ({"h": 1}, "h x d_k = d_model")]
+    ("change", "sentence"),
+    [
+        ({"positions": "learned"}, "learned positions"),
+        ({"h": 1}, "h x d_k = d_model"),
+        # A word and a special would have one row of the exported vocabulary.
+        ({"words": f"{WORDS} <unk>"}, "two subwords have the symbol <unk>"),
+        ({"words": f"{WORDS} </s>"}, "two subwords have the symbol </s>"),
+        # MarianMT could represent this parser, whose symbols are made of subwords.
+        ({"target": "tree"}, r"writes trees, .* parse with `wmt parse`$"),
+    ],
 )
 def test_what_marian_cannot_represent_is_refused(change: dict[str, Any], sentence: str, tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "model", **change)
+    if "target" in change:
+        (folder / "config.yaml").write_text((folder / "config.yaml").read_text().replace("moses", "vinyals"))
     with pytest.raises(InputError, match=sentence):
-        transformers_export.export(folder_of(tmp_path / "model", **change), tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("word", ["<unk>", "</s>"])
-def test_a_word_that_is_a_special_is_refused(tmp_path: Path, word: str) -> None:
-    """Both would have one row of the exported vocabulary."""
-    folder = folder_of(tmp_path / "model", words=" ".join([WORDS, *[word] * 50]))
-    loaded = LoadedModel(folder)
-    assert list(loaded.subwords.symbols(range(loaded.subwords.used_rows))).count(word) == 2
-    with pytest.raises(InputError, match=f"two subwords have the symbol {word}"):
         transformers_export.export(folder, tmp_path / "out")
-
-
-def test_a_parser_is_refused(model: Path, tmp_path: Path) -> None:
-    """MarianMT could represent this one, whose symbols are made of subwords."""
-    config = model / "config.yaml"
-    config.write_text(config.read_text().replace("target: de", "target: tree").replace("moses", "vinyals"))
-    with pytest.raises(InputError, match=r"writes trees, .* parse with `wmt parse`$"):
-        transformers_export.export(model, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

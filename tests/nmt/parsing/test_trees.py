@@ -34,9 +34,7 @@ def untagged(tree: Tree) -> Tree:
 tags = st.sampled_from(["NN", "DT", "XX", ",", "-LRB-", "PRP$"])
 labels = st.sampled_from(["S", "NP", "VP", "X", "WHNP"])
 leaves = st.builds(Tree, tags, word=st.text("ab-/)(X", min_size=1).map(escape))
-trees = st.recursive(
-    leaves, lambda inner: st.builds(Tree, labels, st.lists(inner, min_size=1).map(tuple)), max_leaves=20
-)
+trees = st.recursive(leaves, lambda part: st.builds(Tree, labels, st.lists(part, min_size=1).map(tuple)), max_leaves=20)
 SYMBOLS = ["(S", "(NP", ")S", ")NP", "XX", "S", "NP", "/S", "/NP", "DT", "/", "(", ")", "<unk>"]
 
 
@@ -63,17 +61,12 @@ def test_a_tree_is_read_and_written(lines: list[str]) -> None:
         (["(S (NP (NN dog))", "(S (NN cat))"], "bank.mrg, line 2: the tree that begins on line 1 lacks 1 of its"),
         (["", "(S (NP (NN dog)"], "line 2: the tree that begins on line 2 lacks 2 of its closing brackets: add them"),
         (["", "(S (NN dog)))"], r"line 2: `\)` breaks the bracketing: write each tree as"),
-        (["dog"], "line 1: `dog` breaks"),
-        (["(S ( dog))"], r"`\)` breaks"),
-        (["( dog)"], r"`\)` breaks"),
-        (["( (S (NN dog)) (S (NN cat)) )"], r"`\)` breaks"),
-        (["()"], r"`\)` breaks"),
-        (["(S (NP))"], r"`\)` breaks"),
-        (["(S (CD 1 1/2))"], "`1/2` breaks"),
-        (["(S the (NN dog))"], r"`\(NN` breaks"),
-        (["(S (NN dog) barks)"], "`barks` breaks"),
+        (["dog"], "line 1: `dog` breaks"), (["(S (CD 1 1/2))"], "`1/2` breaks"),
+        (["(S ( dog))"], r"`\)` breaks"), (["( dog)"], r"`\)` breaks"), (["()"], r"`\)` breaks"),
+        (["( (S (NN dog)) (S (NN cat)) )"], r"`\)` breaks"), (["(S (NP))"], r"`\)` breaks"),
+        (["(S the (NN dog))"], r"`\(NN` breaks"), (["(S (NN dog) barks)"], "`barks` breaks"),
     ],
-)
+)  # fmt: skip
 def test_a_line_that_breaks_the_bracketing_is_named(lines: list[str], message: str) -> None:
     with pytest.raises(InputError, match=message):
         read(*lines)

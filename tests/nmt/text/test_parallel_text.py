@@ -10,14 +10,7 @@ from hypothesis import strategies as st
 from text_lines import write_lines
 
 from nmt.errors import InputError
-from nmt.text.parallel_text import (
-    drop_reason,
-    is_blank,
-    parallel,
-    read_blocks,
-    read_lines,
-    read_parallel_blocks,
-)
+from nmt.text.parallel_text import drop_reason, is_blank, parallel, read_blocks, read_lines, read_parallel_blocks
 from nmt.text.settings import FilterSettings
 
 LINES = st.lists(st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"]), max_size=8), min_size=1)
@@ -74,23 +67,14 @@ def test_empty_corpus_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "target", "reason"),
     [
-        ("a b", "c d", None),
-        ("a b", "c d e f", None),
-        ("", "c d", "empty"),
-        ("a b", " \u00a0 ", "empty"),
-        ("a b", "c", "too_short"),
-        ("a b c d e", "c d e f g", None),
-        ("a b c d e f", "c d e", "too_long"),
-        ("a b", "c d e f g", "ratio"),
-        ("a b", "a b", "identical"),
+        ("a b", "c d", None), ("a b", "c d e f", None), ("a b c d e", "c d e f g", None),
+        ("", "c d", "empty"), ("a b", " \u00a0 ", "empty"), ("a b", "c", "too_short"),
+        ("a b c d e f", "c d e", "too_long"), ("a b", "c d e f g", "ratio"), ("a b", "a b", "identical"),
         # Of several reasons, the first.
-        ("", "a b c d e f", "empty"),
-        ("a", "a b c d e f", "too_short"),
-        ("a", "a", "too_short"),
-        ("a b", "a b c d e f", "too_long"),
-        ("a b c d e f", "a b c d e f", "too_long"),
+        ("", "a b c d e f", "empty"), ("a", "a b c d e f", "too_short"), ("a", "a", "too_short"),
+        ("a b", "a b c d e f", "too_long"), ("a b c d e f", "a b c d e f", "too_long"),
     ],
-)
+)  # fmt: skip
 def test_drop_reason(source: str, target: str, reason: str | None) -> None:
     assert drop_reason(source, target, FILTERS) == drop_reason(target, source, FILTERS) == reason
     off = FilterSettings(min_tokens=1, max_tokens=9, max_ratio=None, drop_identical=False)

@@ -14,9 +14,7 @@ def test_punctuation_at_the_ends_is_no_part_of_a_word() -> None:
     assert words.unseen(line, {"dog"}) == ["Mary's", "5", "l", "\u0915\u0940", "x-y", "a", "b"]
 
 
-def test_the_most_frequent_words_are_kept_and_those_of_the_parent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_most_frequent_words_and_the_parents_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parent, child, orphan = tmp_path / "parent", tmp_path / "child", tmp_path / "orphan"
     for folder in (parent, child, orphan):
         folder.mkdir()

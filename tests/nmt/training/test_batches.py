@@ -20,17 +20,7 @@ from trainings import write_arrow
 from nmt.errors import InputError
 from nmt.flops import LengthSums
 from nmt.ids import EOS
-from nmt.training.batches import (
-    AHEAD,
-    Corpus,
-    Update,
-    ahead,
-    cut,
-    plan_epoch,
-    train_files,
-    updates,
-    updates_an_epoch,
-)
+from nmt.training.batches import AHEAD, Corpus, Update, ahead, cut, plan_epoch, train_files, updates, updates_an_epoch
 
 Pair = tuple[list[int], list[int]]
 Lengths = list[tuple[int, int]]

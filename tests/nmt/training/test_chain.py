@@ -20,9 +20,7 @@ def links(folder: Path) -> list[chain.Link]:
     return chain.read_chain(folder / "chain.jsonl")
 
 
-def test_checkpoints_chosen_updates_and_the_end_have_links_and_a_changed_one_breaks_the_chain(
-    tmp_path: Path, tiny_job: MakeJob
-) -> None:
+def test_chosen_updates_have_links_and_a_changed_one_breaks_the_chain(tmp_path: Path, tiny_job: MakeJob) -> None:
     assert run(tiny_job(updates=17, verify_every=4), tmp_path / "run")
     chain_links = links(tmp_path / "run")
     assert [link.update for link in chain_links] == [4, 5, 8, 10, 12, 15, 16, 17]

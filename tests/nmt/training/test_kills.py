@@ -18,7 +18,7 @@ from nmt.common.files import writing
 from nmt.model import Transformer
 from nmt.training import checkpoint
 from nmt.training.state import TrainState, load_state, save_state
-from tests.nmt.training.conftest import Training
+from tests.nmt.conftest import Training
 
 
 def write(path: Path, content: str, kind: str) -> None:

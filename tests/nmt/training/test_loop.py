@@ -45,8 +45,8 @@ GPU = {"device": "NVIDIA H100", "processor": "", "threads": 0, "deterministic": 
 
 def test_it_learns_to_copy(tmp_path: Path, tiny_job: MakeJob) -> None:
     every = {"updates": 220, "validate_every": 220, "checkpoint_every": 220}
-    job = tiny_job(**every, tokens=200, warmup_steps=60, learning_rate_scale=0.5, shards=1)
-    job["model"].update(d_model=32, d_k=16, d_v=16)
+    model = {"d_model": 32, "d_k": 16, "d_v": 16}
+    job = tiny_job(model, **every, tokens=200, warmup_steps=60, learning_rate_scale=0.5, shards=1)
     assert run(job, tmp_path / "run")
     # A guess among twelve words and the end has a loss of about 2.5 nats, the mean of the source's words one of 1.7.
     assert logged(tmp_path / "run", "valid_loss")[-1] < 0.5
@@ -108,9 +108,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(tiny_job: MakeJob, monkey
     assert (interval.skipped, interval.norm, trainer.measured.state.last_finite) == (2, 4.0, 3)
 
 
-def test_a_damaged_state_is_told_and_the_newest_whole_one_resumed(
-    tmp_path: Path, tiny_job: MakeJob, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_state_is_passed_over(tmp_path: Path, tiny_job: MakeJob, capsys: pytest.CaptureFixture[str]) -> None:
     job = tiny_job(updates=12, keep_states=2, verify_every=4)
     assert run(job, tmp_path / "whole")
     stopped(job, tmp_path / "stopped", 10)
@@ -372,8 +370,7 @@ def test_time_before_a_stop_counts_and_speed_stays_true(tmp_path: Path, tiny_job
 
 @pytest.mark.parametrize(("name", "longest"), [("training", 9), ("validation", 10)])
 def test_learned_positions_bound_both_sets(tmp_path: Path, tiny_job: MakeJob, name: str, longest: int) -> None:
-    job = tiny_job()
-    job["model"] |= {"positions": "learned", "max_positions": longest - 1}
+    job = tiny_job({"positions": "learned", "max_positions": longest - 1})
     write_arrow(Path(job["corpus"]) / "valid.arrow", [([5, 2], [6, 2]), ([5, 2], [5] * 9 + [2])])
     with pytest.raises(InputError, match=rf"of the {name} set has {longest} subwords, but model.max_positions is"):
         run(job, tmp_path / "run")

@@ -19,7 +19,7 @@ from nmt.flops import LengthSums
 from nmt.products import Library
 from nmt.training.measurements import Measurements
 from nmt.training.state import TrainState, load_state, read_state, save_state
-from tests.nmt.training.conftest import Training
+from tests.nmt.conftest import Training
 
 INITIAL = TrainState(updates=30, validate_every=10, conditions=CONDITIONS, processes=1)
 
@@ -51,9 +51,7 @@ def test_conditions_matter_unless_both_are_portable() -> None:
 
 @settings(max_examples=10)
 @given(state=states)
-def test_a_saved_state_comes_back(
-    tmp_path_factory: pytest.TempPathFactory, training: Training, state: TrainState
-) -> None:
+def test_a_state_comes_back(tmp_path_factory: pytest.TempPathFactory, training: Training, state: TrainState) -> None:
     folder = tmp_path_factory.mktemp("states")
     save_state(folder, state, *training)
     path = folder / f"update-{state.update:08d}"

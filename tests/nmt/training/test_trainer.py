@@ -88,9 +88,7 @@ ATTENTION = ["encoder.0.self_attention", "decoder.0.self_attention", "decoder.0.
 RELU = ["encoder.0.feed_forward", "decoder.0.feed_forward"]
 
 
-def test_dropout_acts_in_training_wherever_section_5_4_and_the_settings_say(
-    tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dropout_acts_where_section_5_4_and_settings_say(tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model, "has_own_backward", lambda x: False)  # test_fused.py: the other way is the same.
     shares, zeros = {"P_drop": 0.3, "attention_dropout": 0.2, "relu_dropout": 0.4}, dict[str, list[Tensor]]()
 
@@ -143,9 +141,7 @@ def test_examples_have_no_special_in_them(tiny_job: MakeJob, monkeypatch: pytest
     assert {row for ids in examples.values() for row in ids} == {9}
 
 
-def test_a_sample_is_spread_over_the_validation_set_and_translated_in_batches(
-    tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sample_is_spread_out_and_translated_in_batches(tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = trainer_of(tiny_job(validation_sample=5))
     corpus = valid_set(trainer)
     at_once = trainer.translate_sample(corpus)
@@ -155,9 +151,7 @@ def test_a_sample_is_spread_over_the_validation_set_and_translated_in_batches(
     assert trainer.translate_sample(corpus) == at_once
 
 
-def test_a_sample_has_no_more_subwords_than_learned_positions(
-    tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sample_has_no_more_subwords_than_positions(tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
     """1.2 times a source's subwords plus 10 are more than `max_positions`, which holds the source alone."""
     trainer = trainer_of(tiny_job(validation_sample=5), positions="learned", max_positions=12)
     monkeypatch.setattr("nmt.training.trainer.EOS", 99)  # Never written.
@@ -239,11 +233,10 @@ def test_precision_is_that_of_every_product_and_of_nothing_kept(tiny_job: MakeJo
 
 def test_an_update_needs_tensors_of_one_device_alone(tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
     """On torch's device without data: the code that GPUs run, up to the optimizer."""
-    make = tiny_job()
-    make["model"] |= {"attention_dropout": 0.1, "relu_dropout": 0.1}
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())  # That device has none.
-    trainer = Trainer(Job.model_validate(make), World(0, 1, torch.device("meta")))
+    job = Job.model_validate(tiny_job({"attention_dropout": 0.1, "relu_dropout": 0.1}))
+    trainer = Trainer(job, World(0, 1, torch.device("meta")))
     conditions = trainer.conditions()
     assert (conditions.deterministic, conditions.portable, conditions.threads) == (False, False, 0)
     assert trainer.settings.shards > trainer.shards == 1
@@ -325,12 +318,10 @@ GOLDEN = [3.628143, 2.994527, 2.943585, 2.655302, 2.684351, 2.669, 2.688797, 2.7
 """The losses of ten updates, as this code had them; a change means another training, or another random generator."""
 
 
-def test_ten_updates_follow_the_losses_on_record_and_are_kept_at_their_intervals(
-    tmp_path: Path, tiny_job: MakeJob
-) -> None:
-    make = tiny_job(updates=10, warmup_steps=5, validate_every=4, checkpoint_every=3, keep_checkpoints=2, shards=4)
-    make["model"] |= {"attention_dropout": 0.1, "relu_dropout": 0.1}
-    assert run(make, tmp_path)
+def test_ten_updates_follow_the_losses_on_record_and_are_kept_at_intervals(tmp_path: Path, tiny_job: MakeJob) -> None:
+    every = {"validate_every": 4, "checkpoint_every": 3, "keep_checkpoints": 2}
+    dropout = {"attention_dropout": 0.1, "relu_dropout": 0.1}
+    assert run(tiny_job(dropout, updates=10, warmup_steps=5, shards=4, **every), tmp_path)
     assert logged(tmp_path, "loss") == pytest.approx(GOLDEN, rel=1e-4)
     assert logged(tmp_path, "valid_loss")[-1] == pytest.approx(2.542367, rel=1e-4)
     records = read_history(tmp_path / "history.jsonl")
