@@ -10,6 +10,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from model_folders import folder_of, parser_of
+from refusals import check_refusal
 
 import nmt
 from nmt.errors import InputError
@@ -92,8 +93,7 @@ def test_fit_takes_the_tokenizer_and_subwords_of_the_pipeline(tmp_path: Path) ->
         ({"start_from": tmp_path / "raw", "subwords": {"vocabulary": 300}}, "with start_from, languages, tokenizer"),
         ({"start_from": tmp_path / "raw", "languages": ("de", "en")}, "with start_from, languages, tokenizer"),
     ):
-        with pytest.raises(InputError, match=re.escape(message)):
-            nmt.fit(**call | {"folder": tmp_path / "other"} | given)
+        check_refusal(re.escape(message), nmt.fit, **call | {"folder": tmp_path / "other"} | given)
     bpe = nmt.fit(**call, folder=tmp_path / "b", tokenizer={"tokenizer": "none"}, subwords={"kind": "bpe", "merges": 3})
     assert bpe.model.subwords.settings.kind == "bpe"
     # As `readlines` gives them: blank lines are no text, and a no-break space is a character of its word.
@@ -108,8 +108,7 @@ def test_fit_takes_the_tokenizer_and_subwords_of_the_pipeline(tmp_path: Path) ->
 def test_fit_starts_from_another_models_weights_and_subwords(tmp_path: Path) -> None:
     parent = folder_of(tmp_path / "parent", target="fr")
     call = {"pairs": PAIRS, "valid": PAIRS, "folder": tmp_path / "mine", "start_from": parent}
-    with pytest.raises(InputError, match=r"parent cannot be started from: model.N is 1, the parent's is 2"):
-        nmt.fit(**call, model={"N": 1})
+    check_refusal(r"parent cannot be started from: model.N is 1, the parent's is 2", nmt.fit, **call, model={"N": 1})
     with pytest.raises(InputError, match="is a parser, which `fit` does not train"):
         nmt.fit(**call | {"start_from": parser_of(tmp_path / "parser", "vinyals")})
     short = {"positions": "learned", "max_positions": 60}  # enough for the translations of short sentences
@@ -134,11 +133,9 @@ def test_a_training_resumes_and_is_of_its_own_text(tmp_path: Path, monkeypatch: 
             nmt.fit(PAIRS, **call)
     assert checkpoint.last_saved_update(models / "mine.training") == 3
     for changed in ({"pairs": (PAIRS[1], PAIRS[0])}, {"merges": 2}, {"languages": ("de", "en")}):
-        with pytest.raises(InputError, match="training of other text or settings"):
-            nmt.fit(**{"pairs": PAIRS, **call, **changed})
+        check_refusal("training of other text or settings", nmt.fit, **{"pairs": PAIRS, **call, **changed})
     (models / "mine.training/made_of").rename(tmp_path / "made_of")  # As after a kill before it was written.
-    with pytest.raises(InputError):
-        nmt.fit(PAIRS, **call)
+    check_refusal("", nmt.fit, PAIRS, **call)
     (tmp_path / "made_of").rename(models / "mine.training/made_of")
     # Where an error ended a training before its first saved state, the mended call begins anew.
     long, learned = (["ab " * 60], ["x"]), TINY | {"positions": "learned", "max_positions": 52}

@@ -11,11 +11,11 @@ import pytest
 import torch
 from model_folders import model_settings
 from pydantic import ValidationError
+from refusals import check_refusal
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nmt import packing
-from nmt.errors import InputError
 from nmt.ids import PAD
 from nmt.model import Dropout, Transformer, positional_encoding, subsequent_mask
 from nmt.model_settings import ModelSettings
@@ -199,8 +199,7 @@ def test_learned_positions_are_added_row_by_row() -> None:
     assert "learned" in embedding.state_dict()
     embedded = embedding(pack_tensor(torch.full((2, 64), 5)))
     torch.testing.assert_close(embedded[64:], embedding.learned + 4 * embedding.table[5])
-    with pytest.raises(InputError, match=r"65 subwords, but model\.max_positions is 64"):
-        embedding(pack_tensor(torch.full((1, 65), 5)))
+    check_refusal(r"65 subwords, but model\.max_positions is 64", embedding, pack_tensor(torch.full((1, 65), 5)))
 
 
 @pytest.mark.parametrize(
@@ -213,8 +212,7 @@ def test_learned_positions_are_added_row_by_row() -> None:
 )
 def test_tables_have_their_own_rows_and_gradients(sharing: str, rows: list[set[int]]) -> None:
     torch.manual_seed(0)
-    with pytest.raises(InputError, match=r"has 30 rows and the target 11: give model\.sharing output"):
-        Transformer(SMALL, 30, 11)
+    check_refusal(r"has 30 rows and the target 11: give model\.sharing output", Transformer, SMALL, 30, 11)
     settings = ModelSettings.model_validate({**SMALL.model_dump(), "sharing": sharing})
     model = Transformer(settings, 30, None if sharing == "all" else 11).double().eval()
     tables = list(dict.fromkeys([model.embedding.table, model.target_embedding.table, model.output_table]))

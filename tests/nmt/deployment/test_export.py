@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from command_line import wmt
 from model_folders import folder_of
+from refusals import check_refusal
 from text_lines import LINES
 
 from nmt.deployment import export
-from nmt.errors import InputError
 from nmt.inference.translator import Translator
 
 
@@ -48,5 +48,4 @@ def test_ctranslate2_translates_alike(here: Path, change: dict[str, Any]) -> Non
 @pytest.mark.parametrize(("change", "sentence"), [({"d_k": 4}, "d_k 4 and d_v 8"), ({"h": 1}, "h x d_k = 8")])
 def test_what_ctranslate2_cannot_represent_is_refused(change: dict[str, Any], sentence: str, tmp_path: Path) -> None:
     pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed: pip install ctranslate2")
-    with pytest.raises(InputError, match=sentence):
-        export.export(folder_of(tmp_path / "model", **change), tmp_path / "out")
+    check_refusal(sentence, export.export, folder_of(tmp_path / "model", **change), tmp_path / "out")

@@ -13,6 +13,7 @@ from random import Random
 import pytest
 import torch
 from model_folders import model_settings
+from refusals import check_refusal
 from torch import Tensor
 
 from nmt.errors import InputError
@@ -141,8 +142,7 @@ def test_sentences_that_are_done_leave_a_large_batch_undisturbed() -> None:
 def test_nbest_may_not_exceed_the_beam() -> None:
     src = torch.tensor([[4, EOS]])
     for nbest in (0, 3):
-        with pytest.raises(InputError):
-            search(model_of(0, 4.0), src, how(2, 0.0), SUBWORDS, nbest=nbest)
+        check_refusal("", search, model_of(0, 4.0), src, how(2, 0.0), SUBWORDS, nbest=nbest)
     assert len(search(model_of(0, 4.0), src, how(2, 0.0), SUBWORDS, nbest=2)[0]) == 2
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from command_line import printed
+from refusals import check_refusal
 from text_lines import write_lines
 
-from nmt.errors import InputError
 from nmt.parsing import evalb
 from nmt.parsing.delinearisation import delinearise
 from nmt.parsing.evalb import Sentence, compare
@@ -162,5 +162,4 @@ def test_the_command_names_sentences_that_cannot_be_scored_and_takes_the_gold_ta
     ],
 )
 def test_wrong_files_are_refused(tmp_path: Path, gold: list[str], parsed: list[str], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        evalb.read(*write(tmp_path, gold, parsed))
+    check_refusal(message, evalb.read, *write(tmp_path, gold, parsed))

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from refusals import check_refusal
 
-from nmt.errors import InputError
 from nmt.parsing.delinearisation import ALONE, LEAST, _partners, align, delinearise
 from nmt.parsing.trees import LINEARISATIONS, TAG, Linearisation, Tree, bare, escape, linearise, normalise, read_trees
 
@@ -68,8 +68,7 @@ def test_a_tree_is_read_and_written(lines: list[str]) -> None:
     ],
 )  # fmt: skip
 def test_a_line_that_breaks_the_bracketing_is_named(lines: list[str], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        read(*lines)
+    check_refusal(message, read, *lines)
 
 
 def test_traces_function_tags_and_the_outer_label_are_removed_and_counted() -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import check_refusal
 from text_lines import write_lines
 
-from nmt.errors import InputError
 from nmt.text.parallel_text import drop_reason, is_blank, parallel, read_blocks, read_lines, read_parallel_blocks
 from nmt.text.settings import FilterSettings
 
@@ -34,8 +34,7 @@ def test_invalid_utf8_is_told_with_file_line_and_byte(tmp_path: Path, mark: byte
     path.write_bytes(before + b"ok \xe4h\nmore\n")
     # The same place, where the line stands in a later block.
     for lines in (read_lines(path), (block.lines() for block in read_blocks(path, 3))):
-        with pytest.raises(InputError, match=rf"text, line 11: the byte 0xe4 at offset {len(before) + 3} "):
-            list(lines)
+        check_refusal(rf"text, line 11: the byte 0xe4 at offset {len(before) + 3} ", list, lines)
 
 
 @given(lines=LINES, size=st.integers(1, 4))
@@ -55,13 +54,11 @@ def test_any_text_stays_paired(tmp_path_factory: pytest.TempPathFactory, lines: 
 def test_different_numbers_of_lines_are_refused(tmp_path: Path, source: int, target: int) -> None:
     files = write_lines(tmp_path / "x.en", ["a"] * source), write_lines(tmp_path / "x.de", ["b"] * target)
     for pairs in (parallel(*files), read_parallel_blocks(*files, 2)):
-        with pytest.raises(InputError, match=rf"x\.en has {source:,} lines and .*x\.de has {target:,}:"):
-            list(pairs)
+        check_refusal(rf"x\.en has {source:,} lines and .*x\.de has {target:,}:", list, pairs)
 
 
 def test_empty_corpus_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="are empty"):
-        list(parallel(write_lines(tmp_path / "x.en", []), write_lines(tmp_path / "x.de", [])))
+    check_refusal("are empty", list, parallel(write_lines(tmp_path / "x.en", []), write_lines(tmp_path / "x.de", [])))
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from refusals import check_refusal
 
-from nmt.errors import InputError
 from nmt.text.settings import SubwordSettings
 from nmt.text.subwords import BOS, EOS, PAD, SPECIALS, UNK, Subwords, learn, load
 
@@ -129,8 +129,7 @@ def test_learning_does_not_depend_on_the_order_of_counts(kind: SubwordSettings, 
     ],
 )
 def test_too_small_a_size_or_text_is_refused(counts: dict[str, int], settings: SubwordSettings, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        learn(counts, settings)
+    check_refusal(message, learn, counts, settings)
 
 
 def test_folder_comes_back(subwords: Subwords, tmp_path: Path) -> None:
@@ -175,8 +174,7 @@ def test_a_folder_changed_by_hand_is_refused(tmp_path: Path, file: str, old: str
     assert old in content
     (folder / file).write_text(content.replace(old, new, 1), encoding="utf-8")
     expected = rf"holds no usable subwords \(.*{re.escape(reason)}.*\): learn the subwords again"
-    with pytest.raises(InputError, match=expected):
-        load(folder)
+    check_refusal(expected, load, folder)
 
 
 def test_bytes_that_make_no_text_leave_a_line_one_line(word_pieces: Subwords) -> None:
@@ -230,18 +228,15 @@ def test_word_pieces_settings_are_refused_with_bpe() -> None:
 
 
 def test_damaged_folders_are_refused(subwords: Subwords, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="nowhere holds no usable subwords"):
-        load(tmp_path / "nowhere")
+    check_refusal("nowhere holds no usable subwords", load, tmp_path / "nowhere")
     subwords.save(tmp_path / "whole")
     for path in (tmp_path / "whole").iterdir():
         content = path.read_bytes()
         path.unlink()
-        with pytest.raises(InputError):
-            load(tmp_path / "whole")
+        check_refusal("", load, tmp_path / "whole")
         # Codes that end with two symbols are valid.
         half = content.rsplit(b" ", 1)[0] if path.name == "codes.bpe" else content[: len(content) // 2]
         for damaged in (b"", half, b"\xff\x00" * 99):
             path.write_bytes(damaged)
-            with pytest.raises(InputError, match="whole holds no usable subwords"):
-                load(tmp_path / "whole")
+            check_refusal("whole holds no usable subwords", load, tmp_path / "whole")
         path.write_bytes(content)

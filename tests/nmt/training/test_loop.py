@@ -22,13 +22,13 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from refusals import check_refusal
 from torch import distributed
 from trainings import ALONE, CONDITIONS, MakeJob, final_weights, logged, run, same, stopped, write_arrow
 
 from nmt import products
 from nmt.common import tensors
 from nmt.common.processes import TRAINERS, UNRECORDED
-from nmt.errors import InputError
 from nmt.flops import LengthSums, parameters, training_flops
 from nmt.model_settings import ModelSettings
 from nmt.training import checkpoint, loop, state
@@ -136,8 +136,7 @@ def test_without_a_whole_state_nothing_is_lost(tmp_path: Path, tiny_job: MakeJob
     (path,) = (tmp_path / "run/resume").iterdir()
     (path / "sha256.json").write_text("{")
     before = (tmp_path / "run/history.jsonl").read_bytes()
-    with pytest.raises(InputError, match="then remove that folder to start this training again"):
-        run(job, tmp_path / "run")
+    check_refusal("then remove that folder to start this training again", run, job, tmp_path / "run")
     assert (tmp_path / "run/history.jsonl").read_bytes() == before
 
 
@@ -182,8 +181,7 @@ def test_a_history_that_was_damaged_before_its_state_is_refused(tmp_path: Path, 
     stopped(tiny_job(), tmp_path, 3)
     lines = (tmp_path / "history.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "history.jsonl").write_text("".join(["\0" + lines[0], *lines[1:]]))
-    with pytest.raises(InputError, match=r"history\.jsonl was on disk up to update 3, but line 1 cannot be read"):
-        run(tiny_job(), tmp_path)
+    check_refusal(r"history\.jsonl was on disk up to update 3, but line 1 cannot be read", run, tiny_job(), tmp_path)
     assert len((tmp_path / "history.jsonl").read_text().splitlines()) == len(lines), "a record was dropped"
 
 
@@ -317,8 +315,7 @@ def test_fine_tuning_resumes_to_the_bit(tmp_path: Path, tiny_job: MakeJob, monke
     assert same(final_weights(tmp_path / "whole"), final_weights(tmp_path / "disturbed"))
     shutil.rmtree(tmp_path / "whole/resume")
     job["model"]["d_ff"] *= 2
-    with pytest.raises(InputError, match="can change no size of the model"):
-        run(job, tmp_path / "whole")
+    check_refusal("can change no size of the model", run, job, tmp_path / "whole")
 
 
 def test_a_training_that_diverges_is_ended_however_often_it_stops(
@@ -333,8 +330,7 @@ def test_a_training_that_diverges_is_ended_however_often_it_stops(
 
     monkeypatch.setattr(Trainer, "losses", infinite)
     stopped(job, tmp_path / "run", 9, 59, 60)
-    with pytest.raises(InputError, match="the 101 updates up to 120 were not finite: the training has diverged"):
-        run(job, tmp_path / "run")
+    check_refusal("the 101 updates up to 120 were not finite: the training has diverged", run, job, tmp_path / "run")
     # Every fourth update has a record; the stop after the 9th and that after the 59th came between two.
     records = {record["update"]: record for record in read_history(tmp_path / "run/history.jsonl")}
     assert [records[update]["skipped"] for update in (4, 8, 12, 16, 20, 60, 64)] == [0, 2, 4, 4, 3, 4, 4]
@@ -372,8 +368,7 @@ def test_time_before_a_stop_counts_and_speed_stays_true(tmp_path: Path, tiny_job
 def test_learned_positions_bound_both_sets(tmp_path: Path, tiny_job: MakeJob, name: str, longest: int) -> None:
     job = tiny_job({"positions": "learned", "max_positions": longest - 1})
     write_arrow(Path(job["corpus"]) / "valid.arrow", [([5, 2], [6, 2]), ([5, 2], [5] * 9 + [2])])
-    with pytest.raises(InputError, match=rf"of the {name} set has {longest} subwords, but model.max_positions is"):
-        run(job, tmp_path / "run")
+    check_refusal(rf"of the {name} set has {longest} subwords, but model.max_positions is", run, job, tmp_path / "run")
 
 
 def test_ctrl_c_asks_for_a_stop_while_training_alone(tiny_job: MakeJob) -> None:
