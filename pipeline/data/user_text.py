@@ -216,16 +216,20 @@ def _hold_out(placed: Placed, folder: Path, pair: str, count: int, kept: Mapping
     """Move `count` pairs of the training text into each missing set, and leave out others that share a side with one.
 
     A hash of its source assigns a pair to validation or test, of which each gets the pairs with the smallest hashes.
-    Those that a set had before (`kept`: role and pair by source) come first: text that is added later moves nothing.
+    Sources that a set had before (`kept`: role and pair by source) come first, with the same translation where the text
+    still has it: text that is added later moves nothing.
     """
     best: dict[str, dict[tuple[bool, int], Pair]] = {role: {} for role in HELD_OUT if not placed[role]}
     total = 0
     for source, target in chain.from_iterable(parallel(*both) for both in placed["train"]):
         total += 1
         key = _key(source)
-        role, chosen = kept.get(key) or (HELD_OUT[_number(key) % 2], (source, target))
+        role, before = kept.get(key) or (HELD_OUT[_number(key) % 2], None)
         if role in best and not is_blank(source) and not is_blank(target):
-            best[role].setdefault((key not in kept, _number(key)), chosen)
+            rank = key not in kept, _number(key)
+            if (source, target) == before:
+                best[role][rank] = before
+            best[role].setdefault(rank, (source, target))
             if len(best[role]) > 2 * count:
                 best[role] = dict(sorted(best[role].items())[:count])
     for role, found in best.items():

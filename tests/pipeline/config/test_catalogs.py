@@ -448,6 +448,11 @@ def test_held_out_pairs_are_in_no_training_and_stay() -> None:
     assert wmt(*add(*arguments, "5", "--force", held_out="--test t.tsv")) == 0
     assert (len(written("valid")), written("test")) == (5, [("na shledanou", "goodbye")])
 
+    Path("a.tsv").write_text(numbered(0, 200).replace("sentence", "corrected"))
+    assert wmt(*add(*arguments, "5", "--force", held_out="")) == 0
+    assert [source for source, _ in written("valid")] == [source for source, _ in first["valid"][:5]]
+    assert all(" ".join(target.split()[:-1]) in {"corrected", "other"} for _, target in written("valid"))
+
 
 def test_copies_of_a_catalog_may_be_added_to_it_and_to_others() -> None:
     Path("b.tsv").write_text("dům\thouse\npes\tdog\n")
