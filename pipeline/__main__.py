@@ -83,7 +83,7 @@ def outcome(error: BaseException) -> tuple[str, str, int | None]:
         case InputError():
             return "refused", str(error), 1
         case OSError() if error.errno in FULL_DISK:
-            where = error.filename or f"the disk of {Path.cwd()}"
+            where = wording.file_of(error) or f"the disk of {Path.cwd()}"
             return "failed", f"{error.strerror}: {where}; make room and run again: nothing half-written is left", 1
         case OSError() if error.errno in FROM_THE_MACHINE:
             return "failed", wording.os_error_message(error), 1

@@ -97,12 +97,16 @@ def publish() -> None:
     check_folder()
     from pipeline.tracking import publish
 
-    if SCORES.exists() and not _up_to_date():
+    current = not SCORES.exists() or _up_to_date()
+    if lines := "\n".join(publish.publish(current=current)):
+        print(lines)
+    if not current:
         raise InputError(
             "the results are not those of the present files (`dvc status` lists what differs), or DVC is at work: "
             "run `dvc repro`, then this"
         )
-    print("\n".join(publish.publish()) or f"nothing to publish: {SCORES} is not here, and no training was killed")
+    if not lines:
+        print(f"nothing to publish: {SCORES} is not here, and no training was killed")
 
 
 def _up_to_date() -> bool:

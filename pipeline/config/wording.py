@@ -9,6 +9,7 @@ from typing import Any
 
 from humanize import precisedelta
 
+from nmt.common.files import FULL_DISK
 from nmt.errors import InputError
 from nmt.task import task_in
 from pipeline.config.paths import SCORES, read_json
@@ -27,8 +28,15 @@ def memory_message(error: BaseException) -> str | None:
     return f"memory ran out ({error}): {advice}"
 
 
+def file_of(error: OSError) -> str | None:
+    """Return the file that an error is about: of a copy to a full disk not the source, which it names first."""
+    names: tuple[str | None, str | None] = error.filename2, error.filename
+    return (names[0] if error.errno in FULL_DISK else None) or names[1]
+
+
 def os_error_message(error: OSError) -> str:
-    return f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error)
+    name = file_of(error)
+    return f"{name}: {error.strerror}" if name else error.strerror or str(error)
 
 
 def score_and_interval(scores: Mapping[str, Any], key: str, digits: int = 1) -> tuple[str, str]:

@@ -136,9 +136,10 @@ class Services:
         while time.monotonic() < deadline:
             self.check()
             with suppress(httpx.TransportError):
-                # No proxy of the environment. No TLS: reading certificates takes longer than the answer.
+                # No proxy of the environment, and no reading of certificates, which takes longer than the answer.
                 login = USER, self.password
-                if httpx.get(url, auth=login, timeout=5, trust_env=False, verify=False).is_success:
+                answer = httpx.get(url, auth=login, timeout=5, trust_env=False, verify=False)  # noqa: S501 - it is HTTP
+                if answer.is_success:
                     return
             time.sleep(0.1)
         raise InputError(f"{url} does not answer after {PATIENCE:.0f} s")

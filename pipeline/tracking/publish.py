@@ -80,13 +80,13 @@ def end_abandoned(client: MlflowClient) -> Iterator[str]:
             yield f"{run.info.run_name}: killed"
 
 
-def publish() -> Iterator[str]:
-    """Complete the run of the results in this folder and end abandoned ones, yielding a line for each.
+def publish(*, current: bool = True) -> Iterator[str]:
+    """Complete the run of the results in this folder if they are `current`, and end abandoned ones.
 
-    Raises InputError where MLflow cannot be reached.
+    Yields a line for each. Raises InputError where MLflow cannot be reached.
     """
     with server.session() as client:
-        if SCORES.exists() and CHAIN.exists():
+        if current and SCORES.exists() and CHAIN.exists():
             yield complete(client, ran=False)
         yield from end_abandoned(client)
 

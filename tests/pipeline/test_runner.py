@@ -84,6 +84,7 @@ def test_a_finished_stage_tells_its_time_its_outputs_and_score(told: Told, capsy
     [
         (raising(InputError("row `bas` is unknown")), "refused", "row `bas` is unknown"),
         (raising(OSError(errno.ENOSPC, "No room", "models/last")), "failed", "No room: models/last; make room .*"),
+        (raising(OSError(errno.ENOSPC, "No room", "a", None, "models/b")), "failed", "No room: models/b; make room .*"),
         # As from an address that does not answer, and where a worker of the executor was killed.
         (raising(ConnectionError(errno.EAGAIN, "not downloaded")), "failed", "not downloaded"),
         (raising(OSError(errno.EIO, "a worker was killed")), "failed", "a worker was killed"),

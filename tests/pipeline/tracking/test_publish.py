@@ -168,6 +168,11 @@ def test_results_of_other_files_are_not_published(root: Path) -> None:
     write_results()
     assert "`dvc status` lists what differs" in refused("publish")
     assert recorded(root) == []
+    (root / "train/killed").mkdir(parents=True)
+    with connected(root / "mlflow.db") as client:
+        server.open_run(client, "killed")
+    assert "`dvc status` lists what differs" in refused("publish")
+    assert [run.info.status for run in recorded(root)] == ["KILLED"], "whatever is here"
 
 
 @pytest.mark.usefixtures("unregistered")
