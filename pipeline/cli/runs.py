@@ -113,10 +113,13 @@ def _up_to_date() -> bool:
     from dvc.exceptions import DvcException, NotDvcRepoError
     from dvc.repo import Repo
 
+    from pipeline.stages import resolve
+
     check_lock()
     try:
         with Repo() as repo:
-            return not repo.status()
+            changed = repo.status()
+        return resolve.is_current(changed)
     except NotDvcRepoError:
         return True
     except DvcException:

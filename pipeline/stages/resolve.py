@@ -2,18 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from nmt.common.files import write_text
+from nmt.errors import InputError
 from pipeline.config import resolution
-from pipeline.config.paths import CONFIG
+from pipeline.config.paths import CATALOGS, CONFIG, LOCAL
+from pipeline.config.settings import Configuration
 from pipeline.data import parent, user_text
 
 
-def run() -> None:
-    """Write results/config.yaml; raise InputError for wrong settings, an unfit parent or an edited local file."""
+def configuration_here() -> Configuration:
+    """Return what params.yaml asks for; raise InputError for wrong settings, an unfit parent, an edited local file."""
     configuration = parent.with_parent(resolution.resolve(resolution.read_params()))
     # Checked here, so that only this stage depends on data/local: another corpus added there reruns no download.
-    data = user_text.with_checksums(configuration.data)
-    configuration = configuration.model_copy(update={"data": data})
+    return configuration.model_copy(update={"data": user_text.with_checksums(configuration.data)})
+
+
+def is_current(status: Mapping[str, Sequence[Any]]) -> bool:
+    """Return whether nothing changed by DVC's `status`, or only corpora that results/config.yaml does not use."""
+    entries = [entry if isinstance(entry, dict) else {entry: [""]} for why in status.values() for entry in why]
+    changed = {(kind, path) for entry in entries for kind, paths in entry.items() for path in paths}
+    if not changed <= {("changed deps", path) for path in (str(CATALOGS), str(LOCAL))}:
+        return False
+    try:
+        return not changed or CONFIG.read_text(encoding="utf-8") == resolution.text(configuration_here())
+    except (InputError, OSError):
+        return False
+
+
+def run() -> None:
+    """Write results/config.yaml; raise InputError as `configuration_here` does."""
+    configuration = configuration_here()
     if shortage := resolution.checkpoint_shortage(configuration):
         instead = "those are averaged" if configuration.checkpoints else "the last weights take the average's place"
         print(f"resolve: {shortage}; the run was shortened by its overrides, so {instead}")

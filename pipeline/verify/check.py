@@ -27,7 +27,7 @@ from pipeline.config.paths import read_json, state_root
 from pipeline.config.rows import flat
 from pipeline.config.sections import load_section, plain_section
 from pipeline.data import parent_folder
-from pipeline.stages import certify
+from pipeline.stages import certify, resolve
 from pipeline.trainings import identity
 from pipeline.verify import certificate as certificates
 from pipeline.verify.certificate import Certificate, Finding, difference
@@ -245,7 +245,7 @@ def locked() -> Finding:
     outs = (f"{path} is {how}" for entry in entries for path, how in entry.get("changed outs", {}).items())
     if problems := "; ".join(sorted(outs)):
         return Finding("dvc.lock", "differs", problems)
-    if changed:
+    if not resolve.is_current(changed):
         return Finding("dvc.lock", "inconclusive", f"it was changed, or what these stages read: {', '.join(changed)}")
     return Finding("dvc.lock", "equal", "the files of every stage, the report's too, have the hashes in it")
 

@@ -58,6 +58,7 @@ def test_every_stage_leaves_exactly_its_files(finished: Clone) -> None:
 def test_an_edited_report_or_lock_is_named(finished: Clone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = shutil.copytree(finished.folder, tmp_path / "copy", symlinks=True)
     monkeypatch.chdir(folder)
+    Path("data/catalog/another.yaml").write_text("description: which this run does not name\n")
     assert check.locked().status == "equal"
     for name in ("results/report.html", "results/report.md"):
         text = (folder / name).read_text()

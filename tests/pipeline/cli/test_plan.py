@@ -16,6 +16,7 @@ from nmt import flops
 from nmt.common.files import sha256_of
 from nmt.common.tensors import WEIGHTS
 from pipeline.cli import plan
+from pipeline.cli import runs as cli_runs
 from pipeline.config import graph, machine, resolution
 from pipeline.config.paths import BINNED_STATS, CONFIG
 from pipeline.config.settings import Configuration
@@ -139,6 +140,9 @@ def test_adding_a_corpus_leaves_the_download_of_another_up_to_date(finished: Non
         path.parent.mkdir(exist_ok=True)
         path.touch()
     assert runs() == {"resolve": "changed: data/catalog, data/local", "report": "changed: data/catalog"}
+    assert cli_runs._up_to_date()
+    Path("params.yaml").write_text(Path("params.yaml").read_text().replace("seed: 1", "seed: 2"))
+    assert not cli_runs._up_to_date()
 
 
 def test_the_version_of_sacrebleu_decides_scores_and_their_certificate_alone(finished: None) -> None:
