@@ -6,6 +6,9 @@ from pathlib import Path
 
 def main() -> None:
     sys.path.insert(0, str(Path(__file__).resolve().parent))
-    from pipeline.cli.app import main as run
+    try:
+        from pipeline.cli.app import main as run
 
-    run()
+        run()
+    except KeyboardInterrupt:  # During the imports; Typer handles later ones.
+        sys.exit(130)

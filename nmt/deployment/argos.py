@@ -17,14 +17,8 @@ from nmt.errors import InputError
 from nmt.inference.model_folder import load_description
 from nmt.inference.options import Quantization
 from nmt.text import subwords
-from nmt.text.scripts import code
+from nmt.text.scripts import NAMES, code
 
-NAMES = {
-    "ar": "Arabic", "cs": "Czech", "de": "German", "en": "English", "es": "Spanish", "fr": "French", "hi": "Hindi",
-    "it": "Italian", "ja": "Japanese", "ko": "Korean", "pl": "Polish", "pt": "Portuguese", "ru": "Russian",
-    "th": "Thai", "tr": "Turkish", "uk": "Ukrainian", "zh": "Chinese",
-}  # fmt: skip
-"""How their menus call a language; one that is not here is called by its code."""
 VERSION = "1.0"
 _README = """# {from_name} to {to_name}
 

@@ -1,9 +1,15 @@
-"""Languages whose writing has no spaces between words: what counts as a token, and what separates sentences."""
+"""Names of languages; those whose writing has no spaces between words: what counts as a token, and as a sentence."""
 
 from __future__ import annotations
 
 CODES = {"zho": "zh", "cmn": "zh", "jpn": "ja", "kor": "ko", "tha": "th", "khm": "km", "lao": "lo", "mya": "my"}
 """Codes of three letters, by which text is named too, and those of two."""
+NAMES = {
+    "ar": "Arabic", "cs": "Czech", "de": "German", "en": "English", "es": "Spanish", "fr": "French", "hi": "Hindi",
+    "it": "Italian", "ja": "Japanese", "ko": "Korean", "pl": "Polish", "pt": "Portuguese", "ru": "Russian",
+    "th": "Thai", "tr": "Turkish", "uk": "Ukrainian", "zh": "Chinese",
+}  # fmt: skip
+"""What a language is called; one that is not here is called by its code."""
 _WITHOUT_SPACES = {"zh", "ja", "th", "km", "lo", "my", "yue", "wuu"}
 SENTENCES_JOINED = {"zh", "ja", "yue", "wuu"}
 """Languages without a space between sentences."""

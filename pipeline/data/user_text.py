@@ -93,7 +93,8 @@ def _free(name: str, pair: str, force: bool) -> tuple[Path, Path]:
         raise InputError(f"--pair is `{pair}`: {error}") from error
     # Not what YAML reads as something else, such as `null`, `yes` or a date.
     if not re.fullmatch(NAME, name) or yaml.safe_dump(name).startswith("'"):
-        raise InputError(f"`{name}` cannot name a catalog: take a word of letters, digits, `.`, `_` and `-`")
+        rule = "take a word of letters, digits, `.`, `_` and `-` that YAML reads as text, not as a number or `null`"
+        raise InputError(f"`{name}` cannot name a catalog: {rule}")
     catalog, folder = CATALOGS / f"{name}.yaml", LOCAL / name
     for path in (catalog, folder):
         if path.exists() and not force:

@@ -8,8 +8,9 @@ from typing import Any
 from nmt.evaluation.known_sets import identity, named
 from nmt.task import task_in, task_of
 from nmt.text.parallel_text import read_lines
+from nmt.text.scripts import NAMES, code
 from pipeline.config import rows
-from pipeline.config.corpora import DataSettings, RunSettings
+from pipeline.config.corpora import TREE, DataSettings, RunSettings
 from pipeline.config.paths import RAW
 from pipeline.config.wording import duration, score_and_interval
 from pipeline.report.page import Block, Heading, Paragraph, Table, Tiles
@@ -52,12 +53,12 @@ def comparable(metrics: Mapping[str, Any]) -> bool:
 
 PAPERS_TEXT = {"wmt14", "wmt16-t2t", "wsj"}
 """The corpora that the paper trained on."""
-LANGUAGES = {"en": "English", "de": "German", "fr": "French", "tree": "constituency trees"}
 
 
 def title(run: RunSettings) -> str:
     """Return the page's title: the paper, the pair and the corpus in words."""
-    source, target = (LANGUAGES.get(language, language) for language in run.pair.split("-"))
+    names = NAMES | {TREE: "constituency trees"}
+    source, target = (names.get(code(language), language) for language in run.pair.split("-"))
     return f"Attention Is All You Need, reproduced: {source} to {target}, corpus {run.corpus}"
 
 

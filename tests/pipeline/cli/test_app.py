@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, PropertyMock
 
 import pytest
 import typer
@@ -16,6 +16,7 @@ from clones import ROOT
 from command_line import printed, refused, wmt
 from model_folders import folder_of
 
+import wmt as console_script
 from nmt.errors import InputError
 from pipeline.cli import app as cli
 from pipeline.cli import runs
@@ -92,6 +93,17 @@ def test_without_standard_output_a_command_ends_well(monkeypatch: pytest.MonkeyP
     """As a shell leaves it by `>&-`."""
     monkeypatch.setattr(sys, "stdout", None)
     assert wmt("rows") == 0
+
+
+def test_ctrl_c_during_the_imports_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Typer ends at later ones."""
+    loading = Mock(spec=[])
+    type(loading).main = PropertyMock(side_effect=KeyboardInterrupt)
+    monkeypatch.setitem(sys.modules, "pipeline.cli.app", loading)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    with pytest.raises(SystemExit) as ended:
+        console_script.main()
+    assert ended.value.code == 130
 
 
 def test_a_closed_pipe_is_no_traceback() -> None:

@@ -22,6 +22,13 @@ def written(corpus: str, **changed: Any) -> str:
     return page.markdown(scores.results(run, {**METRICS, **changed}, "the paper"), "figures")
 
 
+def test_the_title_has_the_languages_by_name() -> None:
+    pairs = ("zho_Hans-cs", "en-eu")
+    titles = [scores.title(RunSettings(row="tiny", pair=pair, corpus="c", seed=1)) for pair in pairs]
+    assert "reproduced: Chinese to Czech, corpus c" in titles[0]
+    assert "reproduced: English to eu, corpus c" in titles[1]
+
+
 def test_f1_stands_beside_the_papers_and_table_4() -> None:
     text = written("wsj")
     assert "| F1 (95% interval) | wsj23, 2416 lines; average | 91.3 | 91.25 (90.00 to 92.00) |" in text
