@@ -1,7 +1,7 @@
 """What all settings are: frozen and checked, with no unknown keys; and the kinds of numbers in them.
 
 The settings themselves stand beside what they configure, so that a change of one reruns few stages of the pipeline.
-None is about the machine (devices, paths, servers), except precision, because it changes results.
+Devices, processes and servers are no settings: they belong to the machine.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 class Task(NamedTuple):
     """What a model is trained for, by which score runs are compared, and the words for it."""
 
-    key: str  # of its score in results/scores.json; other keys there begin with it
+    key: str  # of its score in results/scores.json
     title: str
     program: str
     tokenizers: tuple[str, ...]  # those that can prepare its text
@@ -86,7 +86,7 @@ CHRF = TRANSLATION._replace(
     numbers=("chrf", "valid_chrf", "valid_ppl"),
     measures=(("chrF (95% interval)", "chrf", ".2f"), ("chrF", "valid_chrf", ".2f"), TRANSLATION.measures[-1]),
 )
-"""Translation into a language whose segmenter, which BLEU needs, was not installed."""
+"""Translation into a language that sacreBLEU cannot split into words, at least where its segmenter is missing."""
 
 
 def task_of(target: str) -> Task:

@@ -1,1 +1,1 @@
-"""Trained models in use: `wmt translate` on files and streams, exports to CTranslate2 and transformers."""
+"""Trained models in use: `wmt translate` on files and streams, exports to CTranslate2, transformers and Argos."""

@@ -204,9 +204,9 @@ def score(
     """Return all scores of detokenised translations, in percent, by the keys of `wmt bleu --json`.
 
     `set` is the name of the references if they are a known set. The paper's way is left out for languages that Moses
-    does not know; `LOWERCASED` is there with `lowercase`, and for a known set that others report by it. Where the
-    language's segmenter is missing, BLEU is, and chrF has the interval. Raises InputError as `metric` does where
-    `tokenize` is given, and unless there is one translation for each reference.
+    does not know, and so is `LOWERCASED`; that is there with `lowercase`, and for a known set that others report by
+    it. Where the language's segmenter is missing, BLEU is, and chrF has the interval. Raises InputError as `metric`
+    does where `tokenize` is given, and unless there is one translation for each reference.
     """
     known = known_sets.find(references, lang)
     headline_metric = headline(lang, tokenize, lowercase=lowercase)

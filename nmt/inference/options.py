@@ -14,7 +14,7 @@ WINDOW = 2048
 LONGEST = 256
 """The most subwords of a line that is translated whole: the paper's code trained on no longer line."""
 Split = Literal["long", "sentences"]
-"""The lines that are split into sentences: those of more than LONGEST subwords, or all."""
+"""The lines that are split into sentences: those of more subwords than `longest`, or all."""
 Quantization = Literal["int8", "int8_float32", "int16", "float16", "bfloat16", "float32"]
 
 

@@ -46,7 +46,7 @@ INTERVAL = 2.0  # seconds between two looks for the training to join
 
 @app.command(rich_help_panel="Runs")
 def summary() -> None:
-    """Print the BLEU or F1 of the finished run, its interval, name and time, where report and model are, what to try.
+    """Print the score of the finished run, its interval, name and time, where report and model are, what to try.
 
     \b
     Example:

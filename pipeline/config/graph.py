@@ -15,7 +15,7 @@ from pipeline.config.paths import DVC_YAML
 class Stage:
     name: str
     deps: list[str]
-    params: list[str]  # the files whose keys are its params
+    params: list[str]  # the files, but params.yaml, whose keys are its params
     outs: list[str]
     meta: dict[str, Any]
 

@@ -85,7 +85,7 @@ def extremes(lines: Sequence[Line], metric: str) -> Table:
 
 
 def by_length(systems: Mapping[str, Sequence[Line]], target: str, tokenize: str | None) -> Table:
-    """Return BLEU, or F1 of trees, by the number of words of the source, shortest first; no empty groups."""
+    """Return the headline score by the number of words of the source, shortest first; no empty groups."""
     texts = ([[getattr(line, text) for line in lines] for text in Line._fields[:3]] for lines in systems.values())
     scorer = scoring.scorer_of(target, tokenize)
     measured = [scorer.by_length(source, output, reference) for source, reference, output in texts]

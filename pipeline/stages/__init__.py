@@ -2,7 +2,8 @@
 
 A new stage needs:
 
-- an entry in dvc.yaml, not the last one (after that MLflow's run is completed), with `meta: gpu: true` if it uses GPUs;
+- an entry in dvc.yaml before `report`, which depends on its outputs: after the last stage MLflow's run is completed,
+  and flows run what the last one needs; with `meta: gpu: true` if it uses GPUs;
 - its paths in pipeline/config/paths.py and, outside of models and results, in .gitignore;
 - for settings: a class in pipeline/config/sections.py, a field in pipeline/config/settings.py, values in `base` of
   pipeline/config/rows.yaml. If they decide results, the section's name in `SECTIONS` of sections.py and in the `params`
@@ -13,5 +14,5 @@ A new stage needs:
   arguments (`arguments_of` in pipeline/__main__.py has the others').
 
 Like a new setting of `SECTIONS` or a new score, it makes data/certificates stale. Each has the `params` by which to
-make it again; its weights and score stand in README.md.
+make it again; README.md has their scores and the weights of the first.
 """

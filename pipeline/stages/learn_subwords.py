@@ -1,4 +1,4 @@
-"""Learn the joint subword vocabulary from the training text: data/tokenized -> data/subwords.
+"""Learn the subword vocabulary from the training text: data/tokenized -> data/subwords.
 
 A training that starts from another model's weights has that model's subwords, and nothing is learned.
 """

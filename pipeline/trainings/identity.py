@@ -1,8 +1,8 @@
 """What a training is: its job, and the fingerprint that names its folder, `<state root>/train/<fingerprint>`.
 
-The fingerprint has what decides the weights: settings, data, and code without comments and docstrings. Settings that
-leave the weights after a given update as they are do not count. The number of updates is one of them: so a finished
-training can be extended.
+The fingerprint has what decides weights and checkpoints: settings, data, and code without comments and docstrings.
+Settings that leave those of a given update as they are do not count. The number of updates is one of them: so a
+finished training can be extended.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pipeline.config.paths import read_json, state_root
 NOT_IN_FINGERPRINT = (
     *("updates", "resume_minutes", "validate_every", "validation_sample", "patience", "verify_every", "keep_states"),
 )
-"""Training settings that do not change the weights after a given update: how long it trains, what is saved when."""
+"""Training settings that change neither the weights after a given update nor which checkpoints are kept until it."""
 
 
 START_MODULE = Path("pipeline/trainings/start.py")
