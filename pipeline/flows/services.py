@@ -175,8 +175,9 @@ def serve(*, worker: bool) -> None:
         print(f"MLflow:  {services.mlflow}, user {USER}, password {services.password}", flush=True)
         print(f"Prefect: {services.prefect}, password {USER}:{services.password}", flush=True)
         with suppress(InputError):  # params.yaml has a mistake.
-            runs = f"{services.mlflow}/wmt-{(pair := resolution.read_params().get('pair', 'en-de'))}"
-            runs = link(pair) if os.environ.get(f"{STORE}URI") else f"{runs}, their curves {runs}?charts"
+            pair = resolution.read_params().get("pair", "en-de")
+            here = f"{services.mlflow}/wmt-{pair}"
+            runs = link(pair) if os.environ.get(f"{STORE}URI") else f"{here}, their curves {here}?charts"
             print(f"runs:    {runs}", flush=True)
         if worker:
             services.start_worker()
