@@ -87,6 +87,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_sessionfinish(session: pytest.Session) -> Generator[None, object, object]:
     """Say in the last line what was not tested here, as without Chromium."""
     finished = yield
+    gc.unfreeze()  # Triton, which torch's fused Adam imports, would report what is frozen as leaks.
     terminal = session.config.pluginmanager.get_plugin("terminalreporter")
     skipped = Counter(report.longrepr[2] for report in terminal.stats.get("skipped", ())) if terminal else Counter()
     if skipped:
