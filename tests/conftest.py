@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import signal
@@ -87,7 +88,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_sessionfinish(session: pytest.Session) -> Generator[None, object, object]:
     """Say in the last line what was not tested here, as without Chromium."""
     finished = yield
-    gc.unfreeze()  # Triton, which torch's fused Adam imports, would report what is frozen as leaks.
+    # Triton, which torch's fused Adam imports, would report what is frozen as leaks.
+    gc.unfreeze()
+    atexit.unregister(gc.freeze)  # of commands that ran in this process
     terminal = session.config.pluginmanager.get_plugin("terminalreporter")
     skipped = Counter(report.longrepr[2] for report in terminal.stats.get("skipped", ())) if terminal else Counter()
     if skipped:

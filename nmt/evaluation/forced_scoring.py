@@ -76,11 +76,11 @@ def score_lines(model: LoadedModel, pairs: Iterable[tuple[str, str]], batch_toke
     """Score each pair of a raw source and its raw translation, in order: log-probabilities in nats.
 
     A batch has about `batch_tokens` subwords of the longer side, padding included. An empty translation is EOS alone,
-    and of an empty source nothing. Raises InputError if only a source has no text or a target is no tree, after the
-    scores of the lines before; so if a side has more subwords than the model's positions, or LONGEST.
+    and of an empty source nothing. Raises InputError, after the scores of the lines before, if only a source has no
+    text, a target is no tree, or a side has more subwords than LONGEST or than learned positions.
     """
     settings = model.description.model
-    longest = settings.max_positions if settings.positions == "learned" else LONGEST
+    longest = min(settings.max_positions, LONGEST) if settings.positions == "learned" else LONGEST
 
     def encoded() -> Iterator[tuple[list[int], list[int]]]:
         for number, (src, tgt) in enumerate(pairs, start=1):

@@ -102,7 +102,7 @@ def report(measure: bool) -> bool:
         configuration = configuration.model_copy(update={"data": user_text.with_checksums(configuration.data)})
     configuration = parent.with_parent(configuration)
     run, training = configuration.run, configuration.training
-    machine.choose_devices(training.arithmetic)
+    machine.hide_gpus_if_portable(training.arithmetic)
     reasons = stages_to_run(configuration)
     missing = [path for stage in graph.stages().values() for path in stage.outs if not Path(path).exists()]
     if not missing and not any(reasons.values()):

@@ -51,8 +51,8 @@ def gpus() -> list[Gpu]:
     ]
 
 
-def choose_devices(arithmetic: str) -> None:
-    """Hide the GPUs from this process and those that it starts if `training.arithmetic` is portable, which has none."""
+def hide_gpus_if_portable(arithmetic: str) -> None:
+    """Hide the GPUs from this process and what it starts if `training.arithmetic` is portable, which only CPUs have."""
     if arithmetic == "portable":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
         gpus.cache_clear()

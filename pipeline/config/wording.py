@@ -30,8 +30,8 @@ def memory_message(error: BaseException) -> str | None:
 
 def file_of(error: OSError) -> str | None:
     """Return the file that an error is about: of a copy to a full disk not the source, which it names first."""
-    names: tuple[str | None, str | None] = error.filename2, error.filename
-    return (names[0] if error.errno in FULL_DISK else None) or names[1]
+    name: str | None = (error.errno in FULL_DISK and error.filename2) or error.filename
+    return name
 
 
 def os_error_message(error: OSError) -> str:

@@ -24,7 +24,7 @@ from nmt.errors import InputError
 from pipeline.config import resolution
 from pipeline.config.paths import state_root
 from pipeline.flows import worker as flows_worker
-from pipeline.tracking.server import link, local_uri
+from pipeline.tracking.server import link, local_uri, uri
 
 ROOT = Path(__file__).resolve().parents[2]
 """The repository."""
@@ -109,7 +109,7 @@ class Services:
         self.wait_for(f"{self.mlflow}/health")
 
     def start_worker(self) -> None:
-        if os.environ.get(f"{STORE}URI"):
+        if uri() != local_uri():
             # Its runs are tracked where the user's others are.
             others = {name: value for name, value in self.environment.items() if not name.startswith(STORE)}
             self.environment = others | {name: os.environ[name] for name in os.environ if name.startswith(STORE)}
@@ -177,7 +177,7 @@ def serve(*, worker: bool) -> None:
         with suppress(InputError):  # params.yaml has a mistake.
             pair = resolution.read_params().get("pair", "en-de")
             here = f"{services.mlflow}/wmt-{pair}"
-            runs = link(pair) if os.environ.get(f"{STORE}URI") else f"{here}, their curves {here}?charts"
+            runs = f"{here}, their curves {here}?charts" if uri() == local_uri() else link(pair)
             print(f"runs:    {runs}", flush=True)
         if worker:
             services.start_worker()

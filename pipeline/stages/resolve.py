@@ -7,8 +7,8 @@ from typing import Any
 
 from nmt.common.files import write_text
 from nmt.errors import InputError
-from pipeline.config import resolution
-from pipeline.config.paths import CATALOGS, CONFIG, LOCAL
+from pipeline.config import catalogs, resolution
+from pipeline.config.paths import CATALOGS, CONFIG, LOCAL, REPORT
 from pipeline.config.settings import Configuration
 from pipeline.data import parent, user_text
 
@@ -27,9 +27,13 @@ def is_current(status: Mapping[str, Sequence[Any]]) -> bool:
     if not changed <= {("changed deps", path) for path in (str(CATALOGS), str(LOCAL))}:
         return False
     try:
-        return not changed or CONFIG.read_text(encoding="utf-8") == resolution.text(configuration_here())
+        configuration = configuration_here()
+        # The report has it, and results/config.yaml not.
+        description = catalogs.load(configuration.run.corpus).description
+        described = description in REPORT.read_text(encoding="utf-8")
+        return not changed or (described and CONFIG.read_text(encoding="utf-8") == resolution.text(configuration))
     except (InputError, OSError):
-        return False
+        return not changed
 
 
 def run() -> None:

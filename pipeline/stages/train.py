@@ -6,7 +6,7 @@ Its state is in a folder outside DVC's outputs, which DVC deletes before a run: 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +39,12 @@ def run(
         write_job(folder, job)
         if training.start_from is not None:
             start.copy_parent(folder, training.start_from)
-        with follow(folder):  # until all is handed on: it tells how the stage ended
-            check_whole(folder)
-            # With a store, a finished training may not have been uploaded yet.
+        # With a store, a finished training may not have been uploaded yet.
+        with ExitStack() as around:
             if state_store() is not None or not (folder / "done.json").exists():
+                check_whole(folder)
+                around.enter_context(follow(folder))  # until all is handed on: it tells how the stage ended
                 with progress(training.updates) as display:
                     launch_and_watch(folder, launch, display.show)
-                check_whole(folder)
+            check_whole(folder)
             write_outputs(folder, Path())

@@ -155,7 +155,7 @@ def torchrun(folder: Path, watch: Callable[[], None], threads: int = 0) -> int:
     settings = read_yaml(folder / "job.yaml")
     model = ModelSettings.model_validate(settings["model"])
     training = TrainingSettings.model_validate(settings["training"])
-    machine.choose_devices(training.arithmetic)
+    machine.hide_gpus_if_portable(training.arithmetic)
     rows = settings["vocabulary"], settings.get("target_vocabulary")
     count = process_count(training.shards, process_memory(model, training, rows), threads)
     check_memory(parameters(model, *rows), count)

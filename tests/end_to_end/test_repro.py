@@ -19,6 +19,7 @@ from tiny_run import OVERRIDES, prepare, run_stages
 from tracked import connected
 from trainings import train_here
 
+from pipeline.tracking.publish import SIZES
 from pipeline.trainings import launch
 from pipeline.verify import check
 
@@ -87,17 +88,21 @@ def published(finished: Clone) -> Any:
         return run
 
 
-def test_mlflow_holds_the_curves_and_files_of_the_run(finished: Clone, published: Any) -> None:
-    """Its scores: tests/pipeline/tracking/test_publish.py."""
+def test_mlflow_holds_the_run_as_the_files_do(finished: Clone, published: Any) -> None:
+    run, metrics = published, json.loads((finished.folder / "results/scores.json").read_text())
     with connected(finished.folder / "work/mlflow.db") as client:
+        numbers = {key: metrics[key] for key in metrics.keys() - SIZES if isinstance(metrics[key], int | float)}
+        rated = {key: numbers.pop(key) for key in ("bleu", "valid_bleu", "valid_ppl")}
+        assert {key: run.data.metrics[key] for key in rated} == pytest.approx(rated, abs=0.005), "two digits"
+        assert {key: float(run.data.tags[key]) for key in numbers} == pytest.approx(numbers, rel=1e-5)
         curves = {
             *("loss", "nll", "ppl", "learning_rate", "gradient_norm", "tokens_per_second", "flops_per_second"),
             *("padding", "valid_loss", "valid_ppl"),
         }
         for key in curves:
-            steps = [metric.step for metric in client.get_metric_history(published.info.run_id, key)]
+            steps = [metric.step for metric in client.get_metric_history(run.info.run_id, key)]
             assert (len(steps), min(steps) > 0, max(steps)) == (len(set(steps)), True, 12), key
-        kept = {file.path for file in client.list_artifacts(published.info.run_id)}
+        kept = {file.path for file in client.list_artifacts(run.info.run_id)}
         assert {"report.md", "report.html", "figures", "translations", "dvc.lock"} <= kept
     (registered,) = finished.folder.glob("work/mlartifacts/models/*/artifacts")
     assert (registered / "code/nmt/model.py").exists()

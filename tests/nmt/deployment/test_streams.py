@@ -29,9 +29,9 @@ from text_lines import LINES, write_lines
 from nmt.codec import Codec
 from nmt.common.tensors import load_tensors, save_tensors
 from nmt.deployment import streams
-from nmt.evaluation.forced_scoring import Scored, score
+from nmt.evaluation.forced_scoring import Scored
 from nmt.inference import alignment
-from nmt.inference.loading import LoadedModel
+from nmt.inference.translator import Translator
 from nmt.parsing.tokenizers import Symbols
 from nmt.parsing.trees import read_trees
 
@@ -332,13 +332,19 @@ def test_scoring_trees_names_the_line_of_a_broken_one(parser: Path, tmp_path: Pa
 
 
 def test_scoring_texts(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sources, loaded = [line for line in LINES if line.strip()], LoadedModel(model)
-    targets = sources[::-1]
-    files = write_lines(tmp_path / "source", sources), write_lines(tmp_path / "target", targets)
-    *lines, total = map(json.loads, printed("score", model, *files, "--json").splitlines())
-    pairs = zip(map(loaded.encode, sources), map(loaded.encode_target, targets), strict=True)
-    expected = [one.log_probability for one in score(loaded.transformer, list(pairs))]
-    assert [one["log_probability"] for one in lines] == pytest.approx(expected, abs=1e-3)
+    sources = [line for line in LINES if line.strip()]
+    ready = Translator(model)
+    found = list(ready.translations(sources))
+    text = write_lines(tmp_path / "target", [translation.texts[0] for translation in found])
+    output = printed("score", model, write_lines(tmp_path / "source", sources), text, "--json")
+    *lines, total = map(json.loads, output.splitlines())
+    equal = 0
+    for one, translation in zip(lines, found, strict=True):
+        best = translation.hypotheses[0]
+        if ready.model.encode_target(translation.texts[0])[:-1] == best.ids:
+            equal += 1
+            assert one["log_probability"] == pytest.approx(best.log_probability, abs=1e-3)
+    assert equal
     assert total["lines"] == len(sources)
     assert total["log_probability"] == pytest.approx(sum(one["log_probability"] for one in lines))
     assert "has 4 lines and" in refused("score", model, tmp_path / "source", write_lines(tmp_path / "short", ["a"]))

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import yaml
 from clones import ROOT, STAGES, Clone
 from command_line import printed, wmt
 from model_folders import folder_of
@@ -20,6 +21,7 @@ from pipeline.cli import runs as cli_runs
 from pipeline.config import graph, machine, resolution
 from pipeline.config.paths import BINNED_STATS, CONFIG
 from pipeline.config.settings import Configuration
+from pipeline.stages import resolve
 from pipeline.trainings import cost
 
 
@@ -140,7 +142,11 @@ def test_adding_a_corpus_leaves_the_download_of_another_up_to_date(finished: Non
         path.parent.mkdir(exist_ok=True)
         path.touch()
     assert runs() == {"resolve": "changed: data/catalog, data/local", "report": "changed: data/catalog"}
-    assert cli_runs._up_to_date()
+    description = yaml.safe_load(Path("data/catalog/sample.yaml").read_text())["description"]
+    for told in (description, "another"):
+        Path("results/report.md").unlink()
+        Path("results/report.md").write_text(told)
+        assert resolve.is_current({"report": [{"changed deps": {"data/catalog": "modified"}}]}) == (told == description)
     Path("params.yaml").write_text(Path("params.yaml").read_text().replace("seed: 1", "seed: 2"))
     assert not cli_runs._up_to_date()
 
@@ -183,6 +189,8 @@ def test_disk_is_summed_over_the_stages_that_would_run_and_memory_is_that_of_the
     monkeypatch.setattr(resolution, "resolve", lambda _: settings)
     monkeypatch.setattr(plan.launch, "process_count", lambda *_: 2)
     monkeypatch.setattr(plan, "measured_rate", None)  # A call would be an error.
+    arithmetic: list[str] = []
+    monkeypatch.setattr(machine, "hide_gpus_if_portable", arithmetic.append)
     for free, memory, gpus in ((4 * 2**20, 2**20, 0), (4 * 2**20 - 1, 2**20, 1), (4 * 2**20, 2**20 - 1, 2)):
         monkeypatch.setattr(machine, "memory", lambda memory=memory: memory)
         monkeypatch.setattr(machine, "gpus", lambda gpus=gpus: [None] * gpus)
@@ -198,6 +206,7 @@ def test_disk_is_summed_over_the_stages_that_would_run_and_memory_is_that_of_the
         if memory < 2**20:
             assert wmt("plan") == 1, "updates that do not fit in memory are not measured"
             capsys.readouterr()
+    assert {*arithmetic} == {"ordinary"}
 
 
 def test_a_state_root_on_another_disk_has_its_own_line(

@@ -51,15 +51,15 @@ def test_the_workers_runs_are_tracked_where_the_users_others_are(state: Path, mo
     monkeypatch.setattr(services, "start", lambda _, env, **__: given.append([env.get(name) for name in names]))
     monkeypatch.setattr(services.Services, "wait_for", lambda *_: None)
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess((), 0))
-    for address in (None, "http://team:5000"):
+    for address in (None, f"sqlite:///{state}/mlflow.db", "http://team:5000"):
         if address is not None:
             monkeypatch.setenv(names[0], address)
         started = services.Services(state)
         started.start_servers()
         started.start_worker()
     ours = [started.mlflow, "wmt"]
-    assert [login[:2] for login in given[:5]] == [ours] * 5
-    assert given[5] == ["http://team:5000", None, None], "and is not told our password"
+    assert [login[:2] for login in given[:8]] == [ours] * 8
+    assert given[8] == ["http://team:5000", None, None], "and is not told our password"
 
 
 WORKER = """
