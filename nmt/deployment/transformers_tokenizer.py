@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from importlib import import_module  # noqa: TID251
+from importlib import import_module  # noqa: TID251 # see `__init__`
 from pathlib import Path
 from typing import Any
 

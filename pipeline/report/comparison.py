@@ -22,6 +22,7 @@ CAUSES = ("run.row", "training.updates", "model.", "training.", "run.corpus", "p
           "averaging.", "search.", "run.seed")  # fmt: skip
 """What the keys of settings begin with, by how much they explain a difference."""
 NO_CAUSES = {*NOT_COMPARED, "training.checkpoint_every"}
+"""The seed of `run.seed`, and what only says what is kept of a training."""
 NAMED = 4  # settings that the verdict names
 PHRASES = 8  # n-grams that are listed as won, and as lost
 GAINS = (-50, -20, -5, 0, 5, 20, 50)  # bounds of the groups of the lines' differences; equal lines are in none

@@ -22,6 +22,8 @@ def configuration_here() -> Configuration:
 
 def is_current(status: Mapping[str, Sequence[Any]]) -> bool:
     """Return whether nothing changed by DVC's `status`, or only corpora that results/config.yaml does not use."""
+    if not status:
+        return True  # without reading local files for their hashes
     entries = [entry if isinstance(entry, dict) else {entry: [""]} for why in status.values() for entry in why]
     changed = {(kind, path) for entry in entries for kind, paths in entry.items() for path in paths}
     if not changed <= {("changed deps", path) for path in (str(CATALOGS), str(LOCAL))}:
@@ -31,9 +33,9 @@ def is_current(status: Mapping[str, Sequence[Any]]) -> bool:
         # The report has it, and results/config.yaml not.
         description = catalogs.load(configuration.run.corpus).description
         described = description in REPORT.read_text(encoding="utf-8")
-        return not changed or (described and CONFIG.read_text(encoding="utf-8") == resolution.text(configuration))
+        return described and CONFIG.read_text(encoding="utf-8") == resolution.text(configuration)
     except (InputError, OSError):
-        return not changed
+        return False
 
 
 def run() -> None:

@@ -80,7 +80,7 @@ def end_abandoned(client: MlflowClient) -> Iterator[str]:
             yield f"{run.info.run_name}: killed"
 
 
-def publish(*, current: bool = True) -> Iterator[str]:
+def publish(*, current: bool) -> Iterator[str]:
     """Complete the run of the results in this folder if they are `current`, and end abandoned ones.
 
     Yields a line for each. Raises InputError where MLflow cannot be reached.

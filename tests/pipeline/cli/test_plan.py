@@ -137,7 +137,7 @@ def test_code_of_search_reruns_decoding_and_what_follows(finished: None) -> None
     assert not reasons.keys() & {"binarize", "train", "average"}
 
 
-def test_adding_a_corpus_leaves_the_download_of_another_up_to_date(finished: None) -> None:
+def test_adding_a_corpus_leaves_another_up_to_date(finished: None, monkeypatch: pytest.MonkeyPatch) -> None:
     for path in (Path("data/local/other/train.en"), Path("data/catalog/other.yaml")):
         path.parent.mkdir(exist_ok=True)
         path.touch()
@@ -149,6 +149,8 @@ def test_adding_a_corpus_leaves_the_download_of_another_up_to_date(finished: Non
         assert resolve.is_current({"report": [{"changed deps": {"data/catalog": "modified"}}]}) == (told == description)
     Path("params.yaml").write_text(Path("params.yaml").read_text().replace("seed: 1", "seed: 2"))
     assert not cli_runs._up_to_date()
+    monkeypatch.setattr(resolve, "configuration_here", None)  # It reads local files; a call would be an error.
+    assert resolve.is_current({})
 
 
 def test_the_version_of_sacrebleu_decides_scores_and_their_certificate_alone(finished: None) -> None:
