@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import gzip
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,20 @@ def trained(
     return fit(pairs, valid, folder, merges=MERGES, training=training | {"seed": seed}, **given)
 
 
+def report(models: Mapping[str, Translator], test: Pairs, changed: str, seeds: Sequence[int] = SEEDS) -> None:
+    """Print each model's BLEU, and the mean gain of those named `changed` over those named `alone`, seed by seed."""
+    statistics = {}
+    for name, model in models.items():
+        lines = list(model.translate(test[0]))
+        statistics[name] = line_statistics(metric(), lines, test[1])
+        low, high = bootstrap.interval(statistics[name], score_of(metric()))
+        print(f"{name:8} {sacrebleu(lines, test[1])[0]:.1f} ({low:.1f} to {high:.1f})", flush=True)
+    drawn = {name: bootstrap.resampled(of_system, score_of(metric())) for name, of_system in statistics.items()}
+    gains = np.mean([drawn[f"{changed} {seed}"] - drawn[f"alone {seed}"] for seed in seeds], axis=0)
+    low, high = np.quantile(gains, (0.025, 0.975))
+    print(f"gain, mean of {len(seeds)} seeds: {gains.mean():+.1f} ({low:+.1f} to {high:+.1f})")
+
+
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -68,16 +83,7 @@ def main() -> None:
     for seed in SEEDS:
         models[f"alone {seed}"] = trained(given.folder / f"alone-{seed}", half, valid, seed, model=MODEL)
         models[f"tuned {seed}"] = trained(given.folder / f"tuned-{seed}", half, valid, seed, start_from=parent)
-    statistics = {}
-    for name, model in models.items():
-        lines = list(model.translate(test[0]))
-        statistics[name] = line_statistics(metric(), lines, test[1])
-        low, high = bootstrap.interval(statistics[name], score_of(metric()))
-        print(f"{name:8} {sacrebleu(lines, test[1])[0]:.1f} ({low:.1f} to {high:.1f})", flush=True)
-    drawn = {name: bootstrap.resampled(of_system, score_of(metric())) for name, of_system in statistics.items()}
-    gains = np.mean([drawn[f"tuned {seed}"] - drawn[f"alone {seed}"] for seed in SEEDS], axis=0)
-    low, high = np.quantile(gains, (0.025, 0.975))
-    print(f"gain of the parent, mean of {len(SEEDS)} seeds: {gains.mean():+.1f} ({low:+.1f} to {high:+.1f})")
+    report(models, test, "tuned")
 
 
 if __name__ == "__main__":
