@@ -34,7 +34,7 @@ def main() -> None:
     announce("back_translation")
     (english, german), valid, test = (read(getattr(given, name)) for name in ("train", "valid", "test"))
     count = len(german) // 2
-    first, alone = (english[:count], german[:count]), german[count:]
+    first, monolingual = (english[:count], german[:count]), german[count:]
     training, models = TRAINING | {"precision": given.precision}, {}
 
     def model(
@@ -43,7 +43,7 @@ def main() -> None:
         return trained(given.folder / name, pairs, valid, seed, training, model=MODEL, languages=languages)
 
     reverse = model("reverse", (first[1], first[0]), (valid[1], valid[0]), 1, ("de", "en"))
-    both = [*first[0], *reverse.translate(alone)], [*first[1], *alone]
+    both = [*first[0], *reverse.translate(monolingual)], [*first[1], *monolingual]
     for seed in given.seeds:
         models[f"alone {seed}"] = model(f"alone-{seed}", first, valid, seed)
         models[f"more {seed}"] = model(f"more-{seed}", both, valid, seed)
