@@ -26,7 +26,7 @@ TRAINING = {
     "updates": 1500, "tokens": 1500, "warmup_steps": 500, "learning_rate_scale": 0.7, "precision": "bfloat16",
     "validate_every": 250, "checkpoint_every": 100, "keep_checkpoints": 8, "resume_minutes": 1.0,
 }  # fmt: skip
-"""Row small's, shortened; with more dropout, for half of a corpus."""
+"""Row small's, shortened."""
 PARENT = TRAINING | {"updates": 4000, "warmup_steps": 800}
 """Longer sentences need more updates."""
 MERGES = 8000
