@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from nmt.common.shapes import Float, Int
 from nmt.errors import InputError
@@ -68,8 +69,8 @@ def score(model: Transformer, pairs: Sequence[tuple[list[int], list[int]]]) -> l
 def _log_probabilities(
     logits: Float[Tensor, "positions vocabulary"], labels: Int[Tensor, "positions"]
 ) -> Float[Tensor, "positions"]:
-    precise = logits if logits.dtype == torch.float64 else logits.float()
-    return precise.log_softmax(1).gather(1, labels[:, None])[:, 0].double()
+    precise = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return -F.cross_entropy(precise, labels, reduction="none").double()
 
 
 def score_lines(model: LoadedModel, pairs: Iterable[tuple[str, str]], batch_tokens: int = 4096) -> Iterator[Scored]:

@@ -29,7 +29,6 @@ from pipeline.data.archives import is_archive
 PARALLEL = 4  # archives fetched at the same time
 ATTEMPTS = 5  # consecutive failures without a new byte
 BACKOFF = 1.0  # seconds before the second attempt, doubled before each further one
-MAX_PAUSE = 60.0  # the longest pause in seconds
 TIMEOUT = 60.0  # seconds without a byte before a connection counts as lost
 _TRANSIENT = {408, 425, 429, 500, 502, 503, 504}  # HTTP statuses after which a later attempt may succeed
 
@@ -62,7 +61,7 @@ def fetch(url: str, part: Path, size: int | None, moved: Moved) -> None:
             failures = 0 if size_of(part) > before else failures + 1
             if failures >= ATTEMPTS:
                 raise TransientError(f"{error}, {failures} times in a row") from error
-            pause = min(MAX_PAUSE, BACKOFF * 2 ** max(0, failures - 1))
+            pause = BACKOFF * 2 ** max(0, failures - 1)
             _report(f"{url}: {error}; trying again in {pause:g} s")
             time.sleep(pause)
         except (httpx.InvalidURL, ValueError, ImportError) as error:  # A SOCKS proxy needs a package.
