@@ -39,7 +39,7 @@ for number in (signal.SIGHUP, signal.SIGINT):
 # imported.
 jaxtyping.install_import_hook("nmt", "typechecking.checked")
 
-hypothesis.settings.register_profile("deterministic", derandomize=True, deadline=None, database=None)
+hypothesis.settings.register_profile("deterministic", derandomize=True, deadline=None, database=None, max_examples=50)
 # A mutant that fails is killed; the smallest example that shows it is not searched for.
 hypothesis.settings.register_profile(
     "mutants",

@@ -40,6 +40,7 @@ def _rank(rank: int, size: int, folder: Path, store: str, home: Path | None, tar
         os.chdir(home)
     with join_world(size, f"file://{folder / store}") as world:
         result = target(world, *given)
+    assert not torch.distributed.is_initialized()
     (folder / f"rank-{rank}.json").write_text(json.dumps(result), encoding="utf-8")
 
 

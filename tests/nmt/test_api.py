@@ -85,6 +85,7 @@ def test_fit_takes_the_tokenizer_and_subwords_of_the_pipeline(tmp_path: Path) ->
     made = nmt.fit(**call, folder=tmp_path / "raw", subwords={"vocabulary": 300, "split_digits": True})
     assert made.description.tokenizer.tokenizer == "none"
     assert (made.model.subwords.settings.kind, made.model.subwords.settings.split_digits) == ("wordpieces", True)
+    assert [made.model.encode(blank) for blank in ("", " ", "\r", "\u2003\t", "\u200b \ufeff")] == [[]] * 5
     tagged = {"merges": None, "vocabulary": 300, "kind": "wordpieces", "user_defined_symbols": ["<2d>"]}
     for given, message in (
         ({"tokenizer": {"tokenizer": "moses"}}, "Moses' tokenizer does not restore this text: set tokenizer.tokenizer"),

@@ -63,15 +63,6 @@ def test_a_closed_vocabulary_has_every_symbol_and_comes_back(tmp_path: Path) -> 
     assert source.used_rows != target.used_rows
 
 
-def test_a_joint_vocabulary_is_one_object(tmp_path: Path) -> None:
-    learned = codec.learn({"the": 3}, {"der": 2}, CLOSED.model_copy(update={"target": "joint"}))
-    assert learned[1] is None
-    codec.save(tmp_path / "subwords", *learned)
-    source, target = codec.load(tmp_path / "subwords")
-    assert source is target
-    assert UNK not in source.encode("the der")
-
-
 def test_damaged_symbols_are_refused(tmp_path: Path) -> None:
     codec.save(tmp_path / "subwords", *codec.learn({"the": 3}, {"XX": 2}, CLOSED))
     path = tmp_path / "subwords/target/vocabulary.txt"

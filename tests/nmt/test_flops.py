@@ -52,9 +52,3 @@ def test_training_flops_are_torchs(
             loss = F.cross_entropy(model.logits(model.states(src, tgt)), tgt.ids)
             torch.autograd.backward(loss)
     assert training_flops(settings, vocabulary, LengthSums.of(source, target)) == counter.get_total_flops()
-
-
-def test_sums_of_lengths_add_up_over_pairs() -> None:
-    lengths = [(3, 4), (10, 2), (1, 9)]
-    total = sum((LengthSums.of(s, t) for s, t in lengths), LengthSums())
-    assert total == LengthSums(3, 14, 15, 110, 101, 41)

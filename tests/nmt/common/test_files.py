@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import pytest
 from text_lines import names
 
-from nmt.common.files import scratch_folder, writing
+from nmt.common.files import writing
 
 
 @pytest.fixture
@@ -91,11 +91,3 @@ def test_all_is_on_the_disk_before_it_gets_its_name(tmp_path: Path, monkeypatch:
     named = calls.index("replace")
     assert set(calls[:named]) == {part.stat().st_ino for part in (path, *path.rglob("*"))}
     assert calls[named + 1 :] == [tmp_path.stat().st_ino]
-
-
-def test_a_scratch_folder_goes_and_so_do_those_of_killed_processes(tmp_path: Path, dead: int) -> None:
-    leave(tmp_path / f".verify.{HERE}.{dead}.tmp")
-    with scratch_folder(tmp_path / "verify") as folder:
-        (folder / "file").touch()
-        assert list(tmp_path.iterdir()) == [folder]
-    assert not list(tmp_path.iterdir())

@@ -16,7 +16,6 @@ from model_folders import WORDS, folder_of, parser_of
 from refusals import check_refusal
 from text_lines import LINES
 
-from nmt import codec
 from nmt.errors import InputError
 from nmt.ids import EOS
 from nmt.inference import attention_maps
@@ -28,7 +27,6 @@ from nmt.inference.translator import Translator
 from nmt.model import positional_encoding
 from nmt.packing import pack_tensor
 from nmt.text.sentences import split_sentences
-from nmt.text.settings import TokenizerSettings
 
 
 def batch_sizes(ready: Translator, lines: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -86,16 +84,6 @@ def test_a_search_in_another_thread_does_not_change_attention(model: Path) -> No
     weights = attention_maps.attention_of(member, source, target)
     handle.remove()
     assert all(torch.equal(weights[name], expected[name]) for name in attention_maps.ATTENTIONS)
-
-
-def test_a_blank_line_has_no_subwords_whatever_the_tokenizer(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Word pieces of raw text would encode the space."""
-    loaded = LoadedModel(model)
-    monkeypatch.setattr(loaded.subwords, "encode", lambda line: [5] * len(line))
-    settings = TokenizerSettings(tokenizer="none", normalize_punctuation=False, aggressive_hyphens=False)
-    loaded.source, _ = codec.tokenizers("en", "de", settings)
-    assert [loaded.encode(line) for line in ("", " ", "\r", "\u2003\t", "\u200b \ufeff")] == [[]] * 5
-    assert loaded.encode(" a")
 
 
 def test_the_library_refuses_nothing_that_fits_and_splits_what_does_not(model: Path) -> None:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from subword_nmt.apply_bpe import encode
 from subword_nmt.learn_bpe import learn_bpe
@@ -36,10 +36,9 @@ def syllables(types: int, seed: int) -> dict[str, int]:
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_learns_what_subword_nmt_learns(seed: int) -> None:
     """Enough merges for pairs to be set aside and looked at again, and, with seed 2, to the last pair."""
-    counts = syllables(1500, seed)
-    merges = 1000 if seed == 1 else 20_000
+    counts, merges = (syllables(1500, seed), 1000) if seed == 1 else (syllables(500, seed), 20_000)
     expected = theirs(counts, merges)
-    assert len(expected) == 1000 if seed == 1 else 1000 < len(expected) < 20_000
+    assert len(expected) == 1000 if seed == 1 else 300 < len(expected) < 20_000
     assert learn_merges(counts, merges) == expected
 
 
@@ -49,14 +48,12 @@ WORD = st.text(st.sampled_from("aab-<>/wé"), min_size=1, max_size=12)
 @given(counts=st.dictionaries(WORD, st.integers(1, 30), min_size=1, max_size=20), merges=st.integers(1, 40))
 @example(counts={"aaaa": 3, "aaaaa": 2, "aaabaaab": 5, "-----": 7}, merges=40)
 @example(counts={"a": 3}, merges=4)
-@settings(max_examples=150, deadline=None)
 def test_symbols_that_repeat_are_counted_as_subword_nmt_counts_them(counts: dict[str, int], merges: int) -> None:
     expected = theirs(counts, merges) if any(len(word) > 1 for word in counts) else []
     assert learn_merges(counts, merges) == expected
 
 
 @given(counts=st.dictionaries(WORD, st.integers(1, 9), min_size=1, max_size=20), words=st.lists(WORD, min_size=1))
-@settings(max_examples=150, deadline=None)
 def test_splits_words_as_subword_nmt_does(counts: dict[str, int], words: list[str]) -> None:
     pairs = learn_merges(counts, 30)
     ranks = {pair: rank for rank, pair in reversed(list(enumerate(pairs)))}
@@ -81,7 +78,6 @@ def test_splits_words_as_subword_nmt_does(counts: dict[str, int], words: list[st
     st.randoms(),
     st.text(st.sampled_from("aab-<>/wé"), min_size=2, max_size=50),
 )
-@settings(max_examples=150, deadline=None)
 def test_long_words_are_split_as_short_ones(counts: dict[str, int], order: random.Random, word: str) -> None:
     """Also in an order in which a merge makes pairs that come before it."""
     pairs = learn_merges(counts, 30)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from clones import REAL, needs_real
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from sacremoses import MosesPunctNormalizer, MosesTokenizer
 
@@ -92,7 +92,6 @@ def test_normalises_as_perl_does(language: str) -> None:
 @example(line=",5 U.S. No. 7 No. x Mr. X. e.g. etc. a DOTMULTI .. ...")
 @example(line="A well-known 4-0 win at No. 7, dogs' own - it's 5 p.m., said Mr. Smith of the U.S. (late 80's 1,000.5?")
 @example(line="Am 7. Oktober kostet der Nord-Süd-Zug 3,50 Euro, usw. L'homme qu'elle a vu : d'aujourd'hui !")
-@settings(max_examples=100, deadline=None)
 def test_equals_sacremoses_on_any_text(language: str, aggressive: bool, line: str) -> None:
     expected = _sacremoses(language).tokenize(line, aggressive_dash_splits=aggressive, escape=False)
     # Twice: the second time words are remembered.

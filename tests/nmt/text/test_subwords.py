@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from refusals import check_refusal
 
@@ -64,7 +64,6 @@ def test_specials_and_padding(subwords: Subwords) -> None:
 
 @example(words=[*COUNTS])  # Some look like symbols of ours or of subword-nmt's.
 @given(words=st.lists(st.text(st.sampled_from(sorted(set("".join(COUNTS)))), min_size=1)))
-@settings(max_examples=200, deadline=None)
 def test_byte_pairs_give_back_any_line_of_known_characters(byte_pairs: Subwords, words: list[str]) -> None:
     line = " ".join(words)
     ids = byte_pairs.encode(line)
@@ -74,7 +73,6 @@ def test_byte_pairs_give_back_any_line_of_known_characters(byte_pairs: Subwords,
 
 @example(line=" ".join(COUNTS))
 @given(line=ANY | HARD)
-@settings(max_examples=300, deadline=None)
 def test_word_pieces_give_back_any_line(word_pieces: Subwords, line: str) -> None:
     ids = word_pieces.encode(line)
     assert {*ids} <= {*range(len(SPECIALS), word_pieces.used_rows)}

@@ -45,7 +45,7 @@ lengths = st.lists(st.tuples(st.integers(2, 30), st.integers(1, 30)), min_size=1
 
 
 @given(lengths, st.integers(0, 3), st.integers(0, 2), st.integers(1, 60), st.integers(0, 3))
-@settings(max_examples=25)
+@settings(max_examples=12)
 def test_an_epoch_holds_every_pair_once_on_any_number_of_ranks(
     tmp_path_factory: pytest.TempPathFactory, sizes: Lengths, levels: int, fewer: int, tokens: int, seed: int
 ) -> None:

@@ -57,7 +57,7 @@ def summed(shards: Shards, processes: int) -> list[list[Tensor]]:
 
 
 @given(st.integers(0, 4), st.lists(st.integers(1, 200), min_size=1, max_size=4), st.integers(0, 2**32 - 1))
-@settings(max_examples=40)
+@settings(max_examples=15)
 def test_any_number_of_processes_has_the_sum_of_the_tree(levels: int, sizes: list[int], seed: int) -> None:
     """Numbers of all magnitudes, zeros of both signs; to the bit, on 1 to 16 processes."""
     random = np.random.default_rng(seed)

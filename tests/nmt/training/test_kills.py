@@ -93,7 +93,7 @@ def test_a_killed_save_leaves_a_whole_state(tmp_path: Path, training: Training, 
         return lambda: save(folder, next_update)
 
     seen = set()
-    for number, point in every_kill(prepared):
+    for number, point in every_kill(prepared, 3):
         folder = tmp_path / str(number)
         path = checkpoint.latest_resume(folder)
         assert path is not None, point

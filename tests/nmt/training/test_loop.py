@@ -7,7 +7,6 @@ import errno
 import fcntl
 import json
 import math
-import operator
 import os
 import shutil
 import signal
@@ -18,12 +17,10 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
-import numpy as np
 import pytest
 import torch
 import yaml
 from refusals import check_refusal
-from torch import distributed
 from trainings import ALONE, CONDITIONS, MakeJob, final_weights, logged, run, same, stopped, write_arrow
 
 from nmt import products
@@ -41,19 +38,6 @@ from nmt.training.settings import Job
 from nmt.training.trainer import Trainer
 
 GPU = {"device": "NVIDIA H100", "processor": "", "threads": 0, "deterministic": False}
-
-
-def test_it_learns_to_copy(tmp_path: Path, tiny_job: MakeJob) -> None:
-    every = {"updates": 220, "validate_every": 220, "checkpoint_every": 220}
-    model = {"d_model": 32, "d_k": 16, "d_v": 16}
-    job = tiny_job(model, **every, tokens=200, warmup_steps=60, learning_rate_scale=0.5, shards=1)
-    assert run(job, tmp_path / "run")
-    # A guess among twelve words and the end has a loss of about 2.5 nats, the mean of the source's words one of 1.7.
-    assert logged(tmp_path / "run", "valid_loss")[-1] < 0.5
-    corpus = Corpus([Path(job["corpus"]) / "valid.arrow"])
-    (outputs,) = logged(tmp_path / "run", "outputs")
-    targets = [corpus.padded(1, np.array([int(pair)]))[0, :-1].tolist() for pair in outputs]
-    assert sum(map(operator.eq, outputs.values(), targets)) >= len(targets) - 1 > 3
 
 
 def test_translations_change_no_weight(tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,17 +213,6 @@ def test_the_processes_of_a_training_hold_its_folder_and_die_with_torchrun(
     monkeypatch.setattr(sys, "argv", ["loop", str(tmp_path), "77"])
     loop.main()
     assert bound == [signal.SIGKILL, 77], "torchrun may have been killed before"
-
-
-def test_a_rank_leaves_its_group_at_the_end(tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not after an error: tests/distributed/test_ranks.py."""
-    order: list[str] = []
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    for name in ("init_process_group", "destroy_process_group"):
-        monkeypatch.setattr(distributed, name, lambda *_, name=name, **__: order.append(name))
-    assert end_of_main(monkeypatch, tmp_path, tiny_job(shards=2), lambda *_: True) is None
-    assert order == ["init_process_group", "destroy_process_group"]
 
 
 def test_a_failure_that_cannot_be_written_has_a_status_of_its_own(
