@@ -170,7 +170,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Clone:
     for number, name in enumerate(("average", "a", "b")):
         folder_of(clone.folder / "models" / name, seed=number)
     names = [f"{name}.{language}" for name in ("train", "dev", "val", "test") for language in ("en", "de")]
-    names += ["test_2016_flickr.en", "test_2016_flickr.de", "in.en", "mono.de", "ref.de", "base.de", "other.de"]
+    names += ["test_2016_flickr.en", "test_2016_flickr.de", "in.en", "ref.de", "base.de", "other.de"]
     for name in names:
         (clone.folder / name).write_text("the old man sees a dog .\nShe sleeps well\n")
     (clone.folder / "results").mkdir()
