@@ -1,23 +1,25 @@
-"""torchrun's agents, one a node, as processes of this machine: started as the launcher does on a node."""
+"""torchrun's agents as processes of this machine, started as the launcher does on a node; waiting for processes."""
 
 from __future__ import annotations
 
 import contextlib
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import psutil
 from clones import ROOT
-from orchestra import until
 
 from nmt.common import processes
 from pipeline.trainings import launch
 
+Found = TypeVar("Found")
 Start = Callable[[Path, int], subprocess.Popen[bytes]]
-PATIENCE = 200
-"""Seconds that one step of a rehearsal may take on a busy machine."""
+PATIENCE = 240.0
+"""Seconds that one step may take on a busy machine."""
 
 
 @contextmanager
@@ -38,8 +40,27 @@ def running_agents() -> Iterator[Start]:
             processes.end(process, 0.0)
 
 
+def until(find: Callable[[], Found | None], what: str, patience: float = PATIENCE, every: float = 0.5) -> Found:
+    """What `find` finds, which it may take a while to; it is called again after `every` seconds."""
+    deadline = time.monotonic() + patience
+    while time.monotonic() < deadline:
+        result = find()
+        if result:
+            return result
+        time.sleep(every)
+    raise AssertionError(f"waited {patience:.0f} s in vain for {what}")
+
+
 def wait_for(condition: Callable[[], object]) -> None:
-    until(condition, "a condition", PATIENCE, every=0.05)
+    until(condition, "a condition", every=0.05)
+
+
+def is_over(process: psutil.Process) -> bool:
+    """Whether a process has ended, waited for or not; it may end between two questions."""
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def family(pid: int) -> list[psutil.Process]:

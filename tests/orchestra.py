@@ -9,43 +9,22 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import httpx
 import psutil
+from agents import PATIENCE, is_over, until
 from clones import Clone
 from ports import free_port
 
 from pipeline.flows import services
 
-Found = TypeVar("Found")
 Json = dict[str, Any]
-PATIENCE = 240.0
 PAGE = 200
 """Most lines in an answer of Prefect's API."""
-
-
-def until(find: Callable[[], Found | None], what: str, patience: float = PATIENCE, every: float = 0.5) -> Found:
-    """What `find` finds, which it may take a while to; it is called again after `every` seconds."""
-    deadline = time.monotonic() + patience
-    while time.monotonic() < deadline:
-        result = find()
-        if result:
-            return result
-        time.sleep(every)
-    raise AssertionError(f"waited {patience:.0f} s in vain for {what}")
-
-
-def is_over(process: psutil.Process) -> bool:
-    """Whether a process has ended, waited for or not; it may end between two questions."""
-    try:
-        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 class Orchestra:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from orchestra import until
+from agents import until
 
 BUCKET = "states"
 KEY, SECRET = "of-the-tests-access", "of-the-tests-secret"

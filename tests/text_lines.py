@@ -9,6 +9,7 @@ LINES = ["the old man sees a dog .", "", "She sleeps well", "we do !", "   ", "H
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes("".join(f"{line}\n" for line in lines).encode())
     return path
 

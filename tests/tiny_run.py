@@ -9,8 +9,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import yaml
 from clones import ROOT, commit, write_tiny_corpus
+from shared import shared
 from trainings import train_here
 
 from pipeline.config.paths import PARAMS
@@ -53,3 +55,16 @@ def prepare(pair: str = "en-de", row: str = "sample", *, further: bool = False, 
     PARAMS.write_text(yaml.safe_dump(params))
     commit()
     run_stages("resolve", "download", "tokenize", "learn_subwords", "binarize")
+
+
+def copied(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> Path:
+    """A copy of a run up to its certificate, which is made once for all tests."""
+
+    def make(path: Path) -> None:
+        path.mkdir()
+        with contextlib.chdir(path):
+            prepare()
+            training()
+            after_training()
+
+    return shutil.copytree(shared(tmp_path_factory, "tiny_run", make), folder, symlinks=True)

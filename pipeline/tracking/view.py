@@ -2,7 +2,7 @@
 
 MLflow's front end keeps columns and charts in each browser. It takes both from a tag of the experiment where the
 address names the tag's key (`viewStateShareKey`), as its button "Share" does. Read in the front end of MLflow 3.17;
-a test in tests/pipeline/tracking/test_server.py reads the columns off the page.
+a test in tests/end_to_end/test_flows.py reads the columns off the page.
 """
 
 from __future__ import annotations

@@ -14,14 +14,18 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import psutil
 import pytest
-from browser import chromium
+from agents import until
+from browser import PATIENCE, chromium
 from clones import STAGES, TINY, Clone, write_tiny_corpus
-from orchestra import Orchestra, until
-from tracked import recorded
+from orchestra import Orchestra
+from tracked import connected, recorded
+
+from pipeline.tracking import view
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -89,12 +93,21 @@ def test_only_this_machine_with_the_password_and_its_own_pages_may_use_them(orch
     for origin in ("http://evil.example", "null"):
         assert status(prefect, ("OPTIONS", search[1], b""), Origin=origin, **asked) == 400
     search = ("POST", "/api/2.0/mlflow/experiments/search", b'{"max_results": 1}')
-    assert status(mlflow, search) == 401
+    assert status(mlflow, search) == status(mlflow, search, Authorization="Basic d210OndybW9uZw==") == 401
     assert status(mlflow, search, **known) == 200
     assert status(mlflow, search, **known, Origin=f"http://localhost:{mlflow}") == 200
     for host in ("evil.example", f"10.evil.example:{mlflow}"):
         assert status(mlflow, search, **known, Host=host) == 403
-    assert status(mlflow, search, **known, Origin=f"http://localhost:{prefect}") == 403
+    for origin in (f"http://localhost:{prefect}", "http://localhost:8888", "http://evil.example", "null"):
+        assert status(mlflow, search, **known, Origin=origin) == 403
+    # Another user would read files by an experiment whose artifacts are their folder, with a link to the owner's.
+    api = "/ajax-api/2.0/mlflow"
+    for method, path in (
+        ("GET", "/health"), ("POST", f"{api}/experiments/create"), ("POST", f"{api}/runs/create"),
+        ("GET", "/get-artifact?path=id_rsa&run_uuid=0"), ("POST", f"{api}/upload-artifact?path=id_rsa&run_uuid=0"),
+        ("GET", "/ajax-api/3.0/mlflow/assistant/config"),
+    ):  # fmt: skip
+        assert status(mlflow, (method, path, b"{}")) == 401, path
     assert not list(orchestra.home.glob("prefect/*.db"))
     work = orchestra.clone.folder / "work"
     assert [stat.S_IMODE((work / name).stat().st_mode) for name in ("mlflow.db", "mlartifacts", "prefect")] == [
@@ -114,6 +127,50 @@ def test_prefects_pages_ask_no_other_host(orchestra: Orchestra) -> None:
         assert page.get_by_text("wmt-en-de").count()
     others = [url for url in asked if not url.startswith((f"http://127.0.0.1:{orchestra.prefect}/", "data:", "blob:"))]
     assert others == []
+
+
+def test_the_first_page_compares_runs(orchestra: Orchestra) -> None:
+    """Of French, as the flows here translate into German."""
+    work = orchestra.clone.folder / "work"
+    with connected(work / "mlflow.db") as client:
+        experiment = client.create_experiment("wmt-en-fr", (work / "mlartifacts").as_uri())
+        for name, bleu in (("lower", 22.1), ("higher", 89.2)):
+            run = client.create_run(experiment, run_name=name).info.run_id
+            for key, value in {"row": "sample", "corpus": "sample", "seed": "2", "updates": name}.items():
+                client.log_param(run, key, value)
+            client.log_param(run, "settings.model.N", "3" if name == "lower" else "2")
+            client.log_param(run, "settings.model.h", "4")
+            for update in (10, 20):
+                for key in ("loss", "valid_ppl", "grad_norm"):
+                    client.log_metric(run, key, 1 / update, step=update)
+            client.log_metric(run, "bleu", bleu, step=20)
+            for key in ("train_hours", "train_flops_counted"):
+                client.set_tag(run, key, "0.03")
+            client.set_terminated(run)
+        assert view.show(client, "en-cs") == "/"
+    user, _, password = orchestra.login()["PREFECT_API_AUTH_STRING"].partition(":")
+    with chromium() as browser:
+        login: Any = {"username": user, "password": password}
+        page = browser.new_context(viewport={"width": 2400, "height": 900}, http_credentials=login).new_page()
+        page.set_default_timeout(PATIENCE)
+        address = f"http://127.0.0.1:{orchestra.mlflow}/wmt-en-fr"
+        page.goto(address)
+        page.wait_for_selector("[col-id='metrics.`bleu`'] >> text=89.2")
+        headers = page.locator("[role=columnheader][col-id*='.`']")
+        headers.nth(9).wait_for()
+        columns = headers.evaluate_all("(all) => all.map((one) => one.getAttribute('col-id'))")
+        assert {name for name in columns if not name.startswith("attributes.")} == {
+            *("metrics.`bleu`", "metrics.`valid_ppl`", "params.`corpus`", "params.`row`", "params.`seed`"),
+            *("params.`settings.model.N`", "params.`updates`", "tags.`train_flops_counted`", "tags.`train_hours`"),
+        }, "h is the same in both runs"
+        names = page.locator("[role=row] [col-id='attributes.`Run Name`'] a").all_text_contents()
+        assert names == ["higher", "lower"]
+        assert page.get_by_text("Ask questions about your").count() == 0, "MLflow's assistant is closed"
+        page.goto(f"{address}?charts")
+        page.wait_for_selector("text=Loss, perplexity, score")
+        cards = page.get_by_test_id("experiment-view-compare-runs-card")
+        cards.nth(2).wait_for()
+        assert [card.split("\n")[0] for card in cards.all_inner_texts()][:3] == ["loss", "valid_ppl", "bleu"]
 
 
 def test_every_stage_is_a_task_and_the_results_come_back_as_an_experiment(orchestra: Orchestra, first: str) -> None:

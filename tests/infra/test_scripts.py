@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from agents import until
 from clones import ROOT, commit
-from orchestra import until
 from stores import BUCKET, rclone
 
 from pipeline import __main__ as runner

@@ -20,9 +20,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+from agents import until
 from clones import Clone
 from compose import interpolated, read
-from orchestra import Json, Orchestra, until
+from orchestra import Json, Orchestra
 from ports import free_port
 
 PORTS = ("POSTGRES_PORT", "S3_PORT", "PREFECT_WORKER_PORT", "DASK_PORT", "DASK_DASHBOARD_PORT")

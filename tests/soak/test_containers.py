@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from agents import until
 from clones import SHRUNKEN, Clone
 from mlflow import MlflowClient
-from orchestra import until
 from ports import free_port
 
 from tests.soak.team import PASSWORD, programs, use_dask_for_short_texts, use_small_blocks

@@ -15,8 +15,9 @@ from pathlib import Path
 import httpx
 import pytest
 import yaml
+from agents import until
 from clones import ROOT, SHRUNKEN, WORDS, Clone
-from orchestra import Orchestra, until
+from orchestra import Orchestra
 from ports import free_port
 
 PORT = free_port()

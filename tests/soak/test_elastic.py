@@ -10,8 +10,7 @@ from typing import Any
 import psutil
 import pytest
 import yaml
-from agents import PATIENCE, family, listening, reached, running_agents, wait_for
-from orchestra import is_over
+from agents import PATIENCE, family, is_over, listening, reached, running_agents, wait_for
 from ports import free_port
 
 from nmt.training import checkpoint

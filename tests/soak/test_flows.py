@@ -14,8 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from agents import until
 from clones import SHRUNKEN, Clone
-from orchestra import Orchestra, until
+from orchestra import Orchestra
 
 from nmt.common import tensors
 

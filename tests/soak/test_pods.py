@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from agents import until
 from clones import SHRUNKEN, Clone
-from orchestra import until
 from ports import free_port
 
 pytestmark = pytest.mark.timeout(3600)

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from agents import until
 from clones import SHRUNKEN, Clone
 from mlflow import MlflowClient
-from orchestra import until
 
 from nmt.common.files import sha256_of
 from tests.soak.team import (

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from agents import until
 from clones import SHRUNKEN, STAGES, Clone
-from orchestra import until
 from ports import free_port
 
 from nmt.common.files import sha256_of

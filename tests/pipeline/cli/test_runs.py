@@ -45,8 +45,9 @@ def test_bleu_its_interval_and_where_things_are() -> None:
     for key in SCORES:
         write({name: SCORES[name] for name in SCORES.keys() - {key}})
         assert f"summary: results/scores.json has no '{key}': run `dvc repro`" in refused("summary")
-    Path("results/scores.json").unlink()
-    assert refused("summary").startswith("summary: results/scores.json cannot be read")
+    for content, problem in (("{", "cannot be read"), ("[1]", "holds no JSON object")):
+        Path("results/scores.json").write_text(content)
+        assert refused("summary").startswith(f"summary: results/scores.json {problem}")
 
 
 @pytest.mark.parametrize("name", ["bleu", "bleu_high", "train_seconds"])

@@ -1,4 +1,4 @@
-"""Where state lives, and JSON files."""
+"""Where state lives."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from refusals import check_refusal
 
-from nmt.common.files import write_json
-from pipeline.config.paths import read_json, state_root, state_store
+from pipeline.config.paths import state_root, state_store
 
 
 def test_the_state_root_and_a_store_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,13 +22,3 @@ def test_the_state_root_and_a_store_beside_it(monkeypatch: pytest.MonkeyPatch) -
         assert (state_root(), state_store()) == (Path(root), store)
     monkeypatch.setenv("WMT_STATE", "s3:/bucket/prefix")
     check_refusal("WMT_STATE is s3:/bucket/prefix: write s3://bucket/prefix for a store", state_root)
-
-
-def test_json_goes_round_whole_and_what_cannot_be_read_is_a_users_error(tmp_path: Path) -> None:
-    path = tmp_path / "numbers.json"
-    write_json(path, {"b": 1.5, "a": "ü"})
-    assert path.read_text(encoding="utf-8") == '{\n  "b": 1.5,\n  "a": "ü"\n}\n'
-    assert read_json(path) == {"b": 1.5, "a": "ü"}
-    for content in ("{", "[1]"):
-        path.write_text(content)
-        check_refusal(r"numbers\.json .*dvc repro", read_json, path)

@@ -172,6 +172,7 @@ def test_mistakes_are_told_in_one_sentence(changes: Mapping[str, Any], message: 
         TREES | over("subwords", target="joint"),
         LEARNED | over("model", max_positions=306),
         over("model", max_positions=1),
+        over("subwords", merges=None),  # The catalog's vocabulary stays.
         over("training", checkpoint_every=20_000),
         {"overrides": {"training": {"keep_checkpoints": 6}, "averaging": {"last": 6}}},
         {"overrides": {"training": {"updates": 7500}, "averaging": {"last": 5}}},

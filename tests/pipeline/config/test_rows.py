@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 from command_line import printed, refused
 
 from nmt.evaluation.known_sets import named
 from nmt.model_settings import ModelSettings
-from nmt.text.settings import one_size
 from nmt.training.schedule import learning_rate
 from nmt.training.settings import TrainingSettings
 from pipeline.config import errors, rows
@@ -115,17 +113,3 @@ def test_nearest_is_one_guess_and_all_there_are() -> None:
     assert errors.nearest("xyz", iter(["base", "big"])) == "valid are base, big"
     assert errors.nearest("ab", ["Abxx"]) == "did you mean `Abxx`? valid are Abxx"
     assert errors.nearest("ab", ["abxxxxx"]) == "valid are abxxxxx"
-
-
-def test_merging_goes_down_mappings_and_keeps_one_size() -> None:
-    base: dict[str, Any] = {"a": {"b": {"c": 1, "d": 2}}, "e": {"f": 3}, "g": 4}
-    merged = rows.merge(base, {"a": {"b": {"d": None}}, "e": 5, "g": {"h": 6}})
-    assert merged == {"a": {"b": {"c": 1, "d": None}}, "e": 5, "g": {"h": 6}}
-    assert base["a"]["b"]["d"] == 2
-    sized = {"subwords": {"merges": 32000, "vocabulary": None}}
-    assert rows.merge_sections(sized, {"subwords": {"vocabulary": 8}})["subwords"] == {"merges": None, "vocabulary": 8}
-    both = {"subwords": {"merges": 1, "vocabulary": 2}}
-    assert rows.merge_sections(sized, both) == both
-    # One of the two sizes empties the other only where both are keys, and not when it is itself emptied.
-    assert one_size({"vocabulary": 7}, {"merges": None}) == {"merges": None}
-    assert one_size({}, {"merges": 3}) == {"merges": 3}

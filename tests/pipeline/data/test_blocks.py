@@ -18,9 +18,8 @@ from typing import Any
 
 import psutil
 import pytest
-from agents import ROOT, wait_for
+from agents import ROOT, is_over, wait_for
 from data_stages import configure, data_section, write_sides
-from orchestra import is_over
 from refusals import check_refusal
 
 from nmt.errors import InputError

@@ -14,8 +14,8 @@ from typing import IO, Any
 
 import psutil
 import pytest
+from agents import is_over
 from clones import ROOT, commit, git
-from orchestra import is_over
 
 from nmt.errors import InputError
 from pipeline.flows import copies

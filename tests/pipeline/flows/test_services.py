@@ -12,8 +12,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+from agents import is_over, until
 from clones import ROOT
-from orchestra import is_over, until
 from ports import free_port
 from refusals import check_refusal
 

@@ -77,13 +77,13 @@ def dequantized(weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 @contextmanager
-def model_page(browser: Browser, folder: Path, example: str, *further: Block) -> Iterator[Page]:
+def model_page(browser: Browser, folder: Path, example: str, *further: Block, **options: Any) -> Iterator[Page]:
     """A page in which one uses the model of a folder, with further blocks below it."""
     path = folder.with_name("page.html")
     (folder / "subwords" / words.FILE).write_text("dog\n")
     blocks = [Heading("Model", 1), *browser_model.section(folder, [example]), *further]
     path.write_text(page.html(blocks), encoding="utf-8")
-    with opened(browser, path) as shown:
+    with opened(browser, path, **options) as shown:
         open_sections(shown)
         yield shown
 
@@ -251,7 +251,11 @@ def test_the_page_parses_as_wmt_parse(
 
 def test_too_long_lines_and_unknown_words_are_named_and_nothing_hostile_runs(browser: Browser, tmp_path: Path) -> None:
     hostile = "</textarea><img src=x onerror=alert(1)>"
-    with model_page(browser, folder_of(tmp_path / "model"), hostile) as shown:
+    line = {"line": 1, "source": "a dog", "reference": "b"}
+    steps = [{"update": 1, "loss": 1.0, "outputs": ["b"]}]
+    content = {"title": "t", "languages": ["en", "de"], "lines": [line], "steps": steps}
+    blocks = Heading("L"), View("learning", "learning", content)
+    with model_page(browser, folder_of(tmp_path / "model"), hostile, *blocks) as shown:
         assert shown.locator("textarea").input_value() == hostile
         assert shown.locator(".looked").is_visible(), "the example is translated without a click"
         alone = computed(shown, ["the dog"], "Translate")
@@ -263,9 +267,9 @@ def test_too_long_lines_and_unknown_words_are_named_and_nothing_hostile_runs(bro
             computed(shown, [nothing], "Translate")
             assert not shown.locator(".looked").is_visible(), "no attention of an earlier line"
         computed(shown, ["dog"], "Translate")
-        assert shown.locator(".unseen").count() == 0
+        assert shown.locator(".unseen").all_text_contents() == ["a"], "of the line in the view of learning"
         computed(shown, ["dog het dog"], "Translate")
-        assert shown.locator(".unseen").all_text_contents() == ["het"]
+        assert shown.locator(".unseen").all_text_contents() == ["het", "a"]
         said = shown.locator(".asked strong")
         assert said.text_content() == "Not in the training text: het. "
         computed(shown, [" ".join(f"{word}x" for word in "abcdefghij")], "Translate")
@@ -282,21 +286,10 @@ def test_punctuation_is_no_part_of_a_word_of_raw_text(browser: Browser, tmp_path
         assert shown.locator(".unseen").all_text_contents() == ["Mary's.."]
 
 
-def test_words_without_training_text_are_marked_where_it_learned(browser: Browser, tmp_path: Path) -> None:
-    line = {"line": 1, "source": "a dog", "reference": "b"}
-    steps = [{"update": 1, "loss": 1.0, "outputs": ["b"]}]
-    learned = View("learning", "learning", {"title": "t", "languages": ["en", "de"], "lines": [line], "steps": steps})
-    with model_page(browser, folder_of(tmp_path / "model"), "dog", Heading("L"), learned) as shown:
-        assert shown.locator("[data-view=learning] .unseen").all_text_contents() == ["a"]
-
-
 def test_one_watches_it_write_and_runs_a_line_of_the_test_set(browser: Browser, tmp_path: Path) -> None:
-    folder, path = folder_of(tmp_path / "model", seed=2), tmp_path / "page.html"
     lines = [Line(text, text, text, 1.0) for text in ("the old man", "a dog")]
-    blocks = [Heading("Model", 1), *browser_model.section(folder, ["a dog"]), Heading("Lines")]
-    path.write_text(page.html([*blocks, sentences_view.view({"translation": lines}, "en", "de")]), encoding="utf-8")
-    with opened(browser, path, bypass_csp=True) as shown:
-        open_sections(shown)
+    blocks = Heading("Lines"), sentences_view.view({"translation": lines}, "en", "de")
+    with model_page(browser, folder_of(tmp_path / "model", seed=2), "a dog", *blocks, bypass_csp=True) as shown:
         queries, steps = shown.locator("p.queries .word"), shown.locator("input[type=range]")
         every = queries.count()
         symbols = "(words) => words.map((word) => word.firstChild.textContent).join(' ')"

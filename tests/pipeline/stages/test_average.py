@@ -60,7 +60,6 @@ def values(folder: Path) -> dict[str, set[float]]:
     ("updates", "mean", "averaged", "said"),
     [
         ((900, 1000, 1200, 1700), 1300.0, "mean of updates 1,000, 1,200, 1,700", ""),
-        ((1000, 1200, 1700), 1300.0, "mean of updates 1,000, 1,200, 1,700", ""),
         ((4, 12), 8.0, "mean of updates 4, 12", "averaging.last is 3, but training left 2 (a checkpoint every "),
         ((), -1.0, "last update", "training left 0 (a checkpoint every training.checkpoint_every updates): models/"),
     ],

@@ -5,6 +5,7 @@ A training whose disk is full ends with a sentence and is resumed. Its kills are
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Iterator
 from functools import partial
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 from data_stages import contents, full_disk
 from kills import every_kill
-from tiny_run import prepare, run_stages, training
+from tiny_run import copied, run_stages, training
 from trainings import stop_after
 
 from nmt.common.processes import Interrupted
@@ -27,11 +28,8 @@ STEP = 7  # of the points at which a stage can be killed, for the test's time
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A run up to its scores in the present folder."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(tmp_path_factory.mktemp("trained"))
-        prepare()
-        run_stages("train", "average", "decode", "score")
+    """A run in the present folder."""
+    with contextlib.chdir(copied(tmp_path_factory, tmp_path_factory.mktemp("trained") / "run")):
         yield
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
 import subprocess
@@ -62,23 +61,6 @@ def test_utilisation_has_a_column_where_every_interval_has_it(here: Path) -> Non
     assert "utilisation" not in table(paths.CURVES)[0]
 
 
-@pytest.fixture(scope="module")
-def shown(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The Vega-Lite specification of each plot, as DVC makes it from this repository's dvc.yaml and templates."""
-    folder = tmp_path_factory.mktemp("repository")
-    shutil.copyfile(ROOT / "dvc.yaml", folder / "dvc.yaml")
-    shutil.copytree(ROOT / ".dvc", folder / ".dvc", ignore=shutil.ignore_patterns("tmp", "cache", "config.local"))
-    (folder / ".dvc/config.local").write_text("[core]\n    no_scm = true\n", encoding="utf-8")
-    with contextlib.chdir(folder):
-        write_curves(history(), Path())
-    command = [sys.executable, "-m", "dvc", "plots", "show", "--json"]
-    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stderr
-    content = json.loads(result.stdout)
-    assert not content.get("errors"), content["errors"]
-    return {name: plots[0]["content"] for name, plots in content["data"].items()}
-
-
 def encodings(content: Any, axis: str) -> list[dict[str, Any]]:
     """Every definition of an axis, wherever it stands in a specification."""
     if isinstance(content, dict):
@@ -87,7 +69,18 @@ def encodings(content: Any, axis: str) -> list[dict[str, Any]]:
     return [encoding for value in content for encoding in encodings(value, axis)] if isinstance(content, list) else []
 
 
-def test_every_plot_has_a_point_for_every_record(shown: dict[str, Any]) -> None:
+def test_every_plot_has_a_point_for_every_record(here: Path) -> None:
+    """In the Vega-Lite specification that DVC makes from this repository's dvc.yaml and templates."""
+    shutil.copyfile(ROOT / "dvc.yaml", "dvc.yaml")
+    shutil.copytree(ROOT / ".dvc", ".dvc", ignore=shutil.ignore_patterns("tmp", "cache", "config.local"))
+    Path(".dvc/config.local").write_text("[core]\n    no_scm = true\n", encoding="utf-8")
+    write_curves(history(), Path())
+    command = [sys.executable, "-m", "dvc", "plots", "show", "--json"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    content = json.loads(result.stdout)
+    assert not content.get("errors"), content["errors"]
+    shown = {name: plots[0]["content"] for name, plots in content["data"].items()}
     intervals = list(range(EVERY, UPDATES + 1, EVERY))
     validations = list(range(VALIDATE_EVERY, UPDATES + 1, VALIDATE_EVERY))
     expected = {

@@ -11,6 +11,7 @@ import yaml
 from clones import ROOT
 from data_stages import configure, data_section
 from refusals import check_refusal
+from text_lines import write_lines
 
 from nmt.evaluation import bleu
 from nmt.evaluation.scoring import Output, scorer_of
@@ -30,19 +31,14 @@ TRAINING = {
 AVERAGING = {"checkpoints": 2, "weights": "mean of updates 5, 10"}
 
 
-def _write(path: str | Path, lines: list[str]) -> None:
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    Path(path).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-
-
 @pytest.fixture(autouse=True)
 def repository(here: Path) -> None:
     """What the stages before leave behind."""
     configure(data_section("t", valid="news13", test="news14"), scoring={"tokenize": None})
-    _write("data/raw/valid.news13.de", VALID)
-    _write("data/raw/test.news14.de", TEST)
-    _write("results/translations/news13.last.de", LAST)
-    _write("results/translations/news14.average.de", AVERAGE)
+    write_lines(Path("data/raw/valid.news13.de"), VALID)
+    write_lines(Path("data/raw/test.news14.de"), TEST)
+    write_lines(Path("results/translations/news13.last.de"), LAST)
+    write_lines(Path("results/translations/news14.average.de"), AVERAGE)
     score.TRAINING.write_text(json.dumps(TRAINING), encoding="utf-8")
     score.AVERAGING.write_text(json.dumps(AVERAGING), encoding="utf-8")
 
@@ -131,7 +127,7 @@ def test_dvc_compares_a_few_numbers_of_the_scores() -> None:
 @pytest.mark.parametrize(("name", "lines"), [("news14.average", TEST), ("news13.last", VALID)])
 def test_a_missing_or_a_further_translation_is_refused(name: str, lines: list[str]) -> None:
     for wrong in (lines[:-1], [*lines, "mehr"]):
-        _write(f"results/translations/{name}.de", wrong)
+        write_lines(Path(f"results/translations/{name}.de"), wrong)
         message = f"output has {len(wrong)} lines, set has {len(lines)}: give one translation for each"
         check_refusal(message, score.run)
     assert not score.SCORES.exists()
@@ -145,8 +141,8 @@ def test_trees_are_scored_by_evalb_and_malformed_ones_reported() -> None:
     outputs = []
     for name in ("exam", "dev"):
         outputs.append(Output(name, Path(f"data/raw/{name}.tree"), Path(f"results/translations/{name}.tree")))
-        _write(outputs[-1].references, gold)
-        _write(outputs[-1].path, parsed)
+        write_lines(outputs[-1].references, gold)
+        write_lines(outputs[-1].path, parsed)
     values = scorer_of("tree").scores(*outputs)
     assert (values["f1"], values["f1_complete_match"], values["f1_malformed"]) == (75.0, 50.0, 0.5)
     assert (values["valid_f1"], values["valid_f1_malformed"]) == (75.0, 0.0)

@@ -113,6 +113,7 @@ def test_publishing_twice_changes_nothing(root: Path, monkeypatch: pytest.Monkey
     assert recorded(root)[0].info.status == "FINISHED"
 
 
+@pytest.mark.usefixtures("unregistered")
 def test_a_run_has_the_code_that_made_its_scores(
     root: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

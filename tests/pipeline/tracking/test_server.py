@@ -1,29 +1,17 @@
 from __future__ import annotations
 
-import base64
-import os
 import shutil
 import sqlite3
-import stat
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
-from browser import PATIENCE, chromium
-from clones import ROOT
 from command_line import refused
-from orchestra import until
-from ports import free_port
 from refusals import check_refusal
 from tracked import connected, write_results
 
 from nmt.errors import InputError
 from pipeline.flows import services
-from pipeline.tracking import server, view
+from pipeline.tracking import server
 
 
 def test_a_run_is_found_by_its_name_its_full_name_or_the_beginning_of_its_id(root: Path, tmp_path: Path) -> None:
@@ -42,104 +30,6 @@ def test_a_run_is_found_by_its_name_its_full_name_or_the_beginning_of_its_id(roo
     assert all(run[:8] in said for run in same)
     all_runs = rf"MLflow has same-\w+, same-\w+, one-{one[:8]}$"
     check_refusal(f"^'' names 0 runs: {all_runs}", server.fetch_artifacts, "", [], tmp_path / "none")
-
-
-LOGIN = {"MLFLOW_TRACKING_USERNAME": "wmt", "MLFLOW_TRACKING_PASSWORD": "secret"}
-OWNER = {"Authorization": f"Basic {base64.b64encode(b'wmt:secret').decode()}"}
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory, store: Path) -> Iterator[tuple[str, Path]]:
-    """The address of MLflow's server as `make ui` starts it, and its state root."""
-    port, state_root = free_port(), tmp_path_factory.mktemp("served")
-    shutil.copyfile(store, state_root / "mlflow.db")
-    address = f"http://127.0.0.1:{port}"
-    variables = {
-        **os.environ,
-        **LOGIN,
-        "MLFLOW_SERVER_CORS_ALLOWED_ORIGINS": f"{address},http://localhost:{port}",
-        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
-        "PYTHONPATH": str(ROOT),
-        "WMT_STATE": str(state_root),
-    }
-    options = f"--host 127.0.0.1 --port {port} --log-level warning --factory pipeline.tracking.server:mlflow_app"
-    with subprocess.Popen([sys.executable, "-m", "uvicorn", *options.split()], env=variables) as process:
-
-        def answers() -> bool:
-            assert process.poll() is None
-            try:
-                return httpx.get(f"{address}/health", headers=OWNER).is_success
-            except httpx.TransportError:
-                return False
-
-        try:
-            until(answers, "MLflow", every=0.2)
-            yield address, state_root
-        finally:
-            process.kill()
-
-
-STRANGER = """
-import json, os, sys, urllib.error, urllib.request
-address, folder = sys.argv[1:]
-
-def call(path, body=None):
-    content = body if isinstance(body, bytes | None) else json.dumps(body).encode()
-    request = urllib.request.Request(address + path, content, {"Content-Type": "application/json"})
-    try:
-        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request) as answer:
-            return answer.read()
-    except urllib.error.HTTPError as error:
-        print(error.code)
-        return b""
-
-call("/health")  # Imports what it needs, which the other user may not read.
-os.setgroups([]), os.setgid(65534), os.setuid(65534)
-api = "/ajax-api/2.0/mlflow/"
-made = json.loads(call(api + "experiments/create", {"name": "x", "artifact_location": "file://" + folder}) or "{}")
-run = json.loads(call(api + "runs/create", {"experiment_id": made.get("experiment_id", "0")}) or "{}")
-run_id = run["run"]["info"]["run_id"] if run else "0"
-if run:
-    os.mkdir(f"{folder}/{run_id}")
-    os.symlink(os.environ["SECRETS"], f"{folder}/{run_id}/artifacts")
-print(call(f"/get-artifact?path=id_rsa&run_uuid={run_id}").decode())
-call(f"{api}upload-artifact?run_uuid={run_id}&path=authorized_keys", b"mine")
-call("/ajax-api/3.0/mlflow/assistant/config")
-"""
-
-
-def test_mlflow_answers_only_the_owner_and_its_own_pages(served: tuple[str, Path], tmp_path: Path) -> None:
-    """Another user would read files by an experiment whose artifacts are their folder, with a link to the owner's."""
-    address, state_root = served
-
-    def status(**headers: str) -> int:
-        search = f"{address}/api/2.0/mlflow/experiments/search"
-        return httpx.post(search, json={"max_results": 1}, headers=headers).status_code
-
-    assert status(**OWNER) == 200
-    assert status(**OWNER, Origin=address.replace("127.0.0.1", "localhost")) == 200
-    assert status() == status(Authorization="Basic d210OndybW9uZw==") == 401
-    for origin in ("http://localhost:8888", "http://127.0.0.1:8888", "null", "http://evil.example"):
-        assert status(**OWNER, Origin=origin) == 403
-    kept = [stat.S_IMODE((state_root / name).stat().st_mode) for name in ("mlflow.db", "mlartifacts")]
-    assert kept == [0o600, 0o700]
-    if os.getuid() != 0:
-        pytest.skip("not tried as a second user: only root can become one")
-    owners, others = tmp_path / "owners", Path(f"/tmp/stranger-{os.getpid()}")
-    owners.mkdir()
-    (owners / "id_rsa").write_text("private")
-    (owners / "id_rsa").chmod(0o600)
-    others.mkdir()
-    try:
-        os.chown(others, 65534, 65534)
-        command = [sys.executable, "-c", STRANGER, address, str(others)]
-        environment = {**os.environ, "SECRETS": str(owners)}
-        result = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
-    finally:
-        shutil.rmtree(others)
-    assert "private" not in result
-    assert not (owners / "authorized_keys").exists()
-    assert result.split() == ["401"] * 6
 
 
 @pytest.mark.parametrize("given", ["sqlite:///{original}/own.db", "sqlite:///own.db", "", "a link"])
@@ -208,47 +98,6 @@ def test_a_deleted_experiment_and_tables_of_another_version_are_told_with_the_co
     monkeypatch.setenv("WMT_STATE", str(old.parent))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "")  # MLflow has set it.
     assert f"then run `mlflow db upgrade sqlite:///{old}`" in refused("publish")
-
-
-def test_the_first_page_compares_runs(served: tuple[str, Path]) -> None:
-    address, state_root = served
-    with connected(state_root / "mlflow.db") as client:
-        experiment = client.create_experiment("wmt-en-de", (state_root / "mlartifacts").as_uri())
-        for name, bleu in (("lower", 22.1), ("higher", 89.2)):
-            run = client.create_run(experiment, run_name=name).info.run_id
-            for key, value in {"row": "sample", "corpus": "sample", "seed": "2", "updates": name}.items():
-                client.log_param(run, key, value)
-            client.log_param(run, "settings.model.N", "3" if name == "lower" else "2")
-            client.log_param(run, "settings.model.h", "4")
-            for update in (10, 20):
-                for key in ("loss", "valid_ppl", "grad_norm"):
-                    client.log_metric(run, key, 1 / update, step=update)
-            client.log_metric(run, "bleu", bleu, step=20)
-            for key in ("train_hours", "train_flops_counted"):
-                client.set_tag(run, key, "0.03")
-            client.set_terminated(run)
-        assert view.show(client, "en-fr") == "/"
-    with chromium() as browser:
-        login: Any = {"username": "wmt", "password": "secret"}
-        page = browser.new_context(viewport={"width": 2400, "height": 900}, http_credentials=login).new_page()
-        page.set_default_timeout(PATIENCE)
-        page.goto(f"{address}/wmt-en-de")
-        page.wait_for_selector("[col-id='metrics.`bleu`'] >> text=89.2")
-        headers = page.locator("[role=columnheader][col-id*='.`']")
-        headers.nth(9).wait_for()
-        columns = headers.evaluate_all("(all) => all.map((one) => one.getAttribute('col-id'))")
-        assert {name for name in columns if not name.startswith("attributes.")} == {
-            *("metrics.`bleu`", "metrics.`valid_ppl`", "params.`corpus`", "params.`row`", "params.`seed`"),
-            *("params.`settings.model.N`", "params.`updates`", "tags.`train_flops_counted`", "tags.`train_hours`"),
-        }, "h is the same in both runs"
-        names = page.locator("[role=row] [col-id='attributes.`Run Name`'] a").all_text_contents()
-        assert names == ["higher", "lower"]
-        assert page.get_by_text("Ask questions about your").count() == 0, "MLflow's assistant is closed"
-        page.goto(f"{address}/wmt-en-de?charts")
-        page.wait_for_selector("text=Loss, perplexity, score")
-        cards = page.get_by_test_id("experiment-view-compare-runs-card")
-        cards.nth(2).wait_for()
-        assert [card.split("\n")[0] for card in cards.all_inner_texts()][:3] == ["loss", "valid_ppl", "bleu"]
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 import yaml
-from agents import family, listening, wait_for
+from agents import family, is_over, listening, wait_for
 from clones import ROOT
-from orchestra import is_over
 from refusals import check_refusal
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from trainings import MakeJob
