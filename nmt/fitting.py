@@ -105,7 +105,7 @@ def fit(  # noqa: PLR0913 - settings, by name
         languages, described.tokenizer.model_dump() if described else tokenizer, subwords, merges,
     )  # fmt: skip
     tokenised = [_tokenised(both, languages, words) for both in (pairs, valid)]
-    vocabulary, start = begun or (codec.learn(*map(_counts, tokenised[0]), pieces)[0], {})
+    vocabulary, start = begun or (_learned(tokenised[0], pieces), {})
     defaults = described.model.model_dump() if described else MODEL
     job = _job({**defaults, **(model or {})}, {**TRAINING, **(training or {}), **start}, vocabulary.size, work)
     if described and (differences := job.model.misfits(described.model, "model", FREE)):
@@ -203,6 +203,11 @@ def _chosen(
     if pieces.user_defined_symbols and words.tokenizer != "none":
         raise InputError("Moses' tokenizer would tear subwords.user_defined_symbols: set tokenizer.tokenizer to none")
     return words, pieces
+
+
+def _learned(tokenised: Sequence[Sequence[str]], settings: SubwordSettings) -> Subwords:
+    source, target = map(_counts, tokenised)
+    return codec.learn(source, target, settings)[0]
 
 
 def _counts(lines: Sequence[str]) -> Counter[str]:
