@@ -1,4 +1,4 @@
-"""`wmt summary`, `publish`, `verify` and `compare` on finished runs; `wmt join` for one that trains."""
+"""`wmt summary`, `publish`, `verify` and `compare` on finished runs; `wmt join` and `unlock` on one at work."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Tables 2 to 4 of the paper as data: each row's differences from base, and the paper's and later results."""
+"""Tables 2 to 4 of the paper as data: each row's differences from base, and the paper's results."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import cache, reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -48,13 +48,13 @@ class Row(Settings):
     pair: Pair = "en-de"  # of the paper's results and of the listed parameter count
     vocabulary: int = PAPER_VOCABULARY  # rows of the embedding in that count, where the settings give merges alone
     settings: Differences = Field(default_factory=dict)
-    pairs: dict[str, Differences] = Field(default_factory=dict)
+    pairs: dict[Pair | Literal["text", "tree"], Differences] = Field(default_factory=dict)
     paper: PaperResults = PaperResults()
 
 
 class RowsFile(Settings):
     base: Differences
-    pairs: dict[str, Differences]  # by pair, or by kind of pair: `text` or `tree`
+    pairs: dict[Pair | Literal["text", "tree"], Differences]
     rows: dict[str, Row]
 
 

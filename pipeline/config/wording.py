@@ -1,4 +1,4 @@
-"""Scores and times as text."""
+"""Scores, times and ends of stages as text."""
 
 from __future__ import annotations
 

@@ -72,16 +72,16 @@ def series(path: Path, column: str) -> Points:
     return [(row["update"], row[column]) for row in read_table(path) if math.isfinite(row[column])]
 
 
-def curves(intervals: Path, validations: Path) -> View:
-    """Return perplexity, learning rate, speed and the loss that is minimised over updates."""
+def curves(intervals: Path, validations: Path, unit: str) -> View:
+    """Return perplexity and loss of a target `unit`, learning rate and speed over updates."""
     losses = {
         "with label smoothing (minimised)": series(intervals, "loss"),
         "without": series(intervals, "nll"),
         "validation": series(validations, "valid_loss"),
     }
     panels = [
-        Panel("Perplexity per subword, validation", "update", {"": series(validations, "valid_ppl")}, logarithmic=True),
-        Panel("Cross-entropy, nats per subword", "update", losses),
+        Panel(f"Perplexity per {unit}, validation", "update", {"": series(validations, "valid_ppl")}, logarithmic=True),
+        Panel(f"Cross-entropy, nats per {unit}", "update", losses),
         Panel("Learning rate", "update", {"": series(intervals, "learning_rate")}),
         Panel("Target tokens per second", "update", {"": series(intervals, "tokens_per_second")}),
     ]

@@ -3,8 +3,9 @@
 A new stage needs:
 
 - an entry in dvc.yaml before `report`, which depends on its outputs: after the last stage MLflow's run is completed,
-  and flows run what the last one needs; with `meta: gpu: true` if it uses GPUs;
-- its paths in pipeline/config/paths.py and, outside of models and results, in .gitignore;
+  and flows run what the last one needs; with `meta: gpu: true` if it imports the trainer or the decoder;
+- its paths in pipeline/config/paths.py and, outside of models and results, in .gitignore, infra/Dockerfile.dockerignore
+  and `clean` of the Makefile; their size in pipeline/trainings/cost.py;
 - for settings: a class in pipeline/config/sections.py, a field in pipeline/config/settings.py, values in `base` of
   pipeline/config/rows.yaml. If they decide results, the section's name in `SECTIONS` of sections.py and in the `params`
   of certify and report in dvc.yaml; if not, in `OVERRIDABLE` of pipeline/config/resolution.py;

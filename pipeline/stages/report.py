@@ -60,7 +60,7 @@ def blocks(lines: Sequence[sentences.Line], names: Mapping[str, str]) -> list[Bl
         *([Bullets(chapters.explanations(chosen, metrics, configuration, papers))] if "bleu" in metrics else []),
         *chapters.cost(metrics, read_json(paths.TRAINING)),
         Heading("Curves of the training", open=True),
-        figures.curves(paths.CURVES, paths.VALIDATION),
+        figures.curves(paths.CURVES, paths.VALIDATION, task_in(metrics).unit),
         *chapters.corpus(data, read_json(paths.BINNED_STATS)),
         *chapters.certificate(certificate),
         # Where a row says `auto`, another machine has another precision.

@@ -149,8 +149,9 @@ def check_moses(data: DataSettings, tokenizer: TokenizerSettings) -> None:
         changed = Moses(language, tokenizer).changed(sample)
         if changed > MOST_CHANGED:
             raise InputError(
-                f"Moses' tokenizer and detokenizer change {changed:.0%} of the lines in {language} ({paths[0]}): set "
-                "preparation.tokenizer.tokenizer to none and subwords.kind to wordpieces, which change none"
+                f"Moses' tokenizer and detokenizer change {changed:.0%} of the lines in {language} "
+                f"({RAW}/train.*.{language}): set preparation.tokenizer.tokenizer to none and subwords.kind to "
+                "wordpieces, which change none"
             )
 
 

@@ -100,12 +100,21 @@ def test_table_2() -> None:
     assert rows.printed("A-h1", "en-de") == {"valid_bleu_paper_way": "24.9", "valid_ppl": "5.29"}
 
 
-def test_a_typing_error_in_the_table_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("right", "wrong", "message"),
+    [
+        ("    settings:", "    setings:", r"unknown key `rows\.\S+\.setings`; did you mean `settings`"),
+        ("      en-de: {subwords", "      en_de: {subwords", r"rows\.\S+\.pairs\.en_de"),
+    ],
+)
+def test_a_typing_error_in_the_table_is_one_sentence(
+    right: str, wrong: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "rows.yaml"
-    path.write_text(rows.ROWS.read_text().replace("    settings:", "    setings:", 1))
+    path.write_text(rows.ROWS.read_text().replace(right, wrong, 1))
     monkeypatch.setattr(rows, "ROWS", path)
     monkeypatch.setattr(rows, "table", rows.table.__wrapped__)
-    assert re.search(r"rows.yaml: unknown key `rows\.\S+\.setings`; did you mean `settings`", refused("rows"))
+    assert re.search(f"rows.yaml: .*{message}", refused("rows"))
 
 
 def test_nearest_is_one_guess_and_all_there_are() -> None:

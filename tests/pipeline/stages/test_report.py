@@ -55,7 +55,7 @@ def _catalog(valid: str, test: str) -> str:
     local = {"path": "x", "sha256": "0" * 64}
     named = {name: {"name": name, "source": local, "target": local} for name in ("text", valid, test)}
     pair = {"train": [named["text"]], "valid": named[valid], "test": named[test]}
-    return yaml.safe_dump({"description": "Plain files", "pairs": {"en-de": pair, "en-fr": pair}})
+    return yaml.safe_dump({"description": "Plain files", "pairs": dict.fromkeys(("en-de", "fr-de", "en-fr"), pair)})
 
 
 def _stages_before(row: str, pair: str, overrides: dict[str, Any], sets: tuple[str, str]) -> None:
@@ -184,6 +184,12 @@ def test_differences_are_listed_and_explained(base: tuple[str, str]) -> None:
     assert table == ["| model.P\\_drop | 0.1 | 0.2 |"]
     assert "0.25 BLEU below the paper's base (other settings and text) on newstest2014" in section
     assert "65,110,016 parameters; the paper prints 65 million" in section
+
+
+def test_what_is_split_for_the_papers_bleu_is_the_targets() -> None:
+    for pair, split in (("fr-de", True), ("en-fr", False)):
+        _stages_before("sample", pair, {}, ("dev", "held-out"))
+        assert ("with compounds split and quotes made plain" in _written()[0]) == split
 
 
 def test_an_average_of_fewer_checkpoints_is_explained(base: tuple[str, str]) -> None:
