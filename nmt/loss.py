@@ -46,13 +46,40 @@ def block_loss(
     return smoothed, -picked, gradient.to(logits.dtype)
 
 
+def r_drop_loss(alpha: float) -> BlockLoss:
+    """Return a `block_loss` for R-Drop (arXiv:2106.14448, Eq. 4), of rows that stand for each position twice in turn.
+
+    Sums over positions: the mean of the two smoothed losses, and alpha / 4 times KL(P1 || P2) + KL(P2 || P1), half of
+    Eq. 4. Without a gradient it is `block_loss`.
+    """
+
+    def one_block(
+        logits: Tensor, label: Tensor, eps_ls: float, needs_gradient: bool
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        if not needs_gradient:
+            return block_loss(logits, label, eps_ls, needs_gradient)
+        others = eps_ls / (logits.shape[1] - 1)
+        with torch.enable_grad():
+            z = logits.detach().float().requires_grad_()
+            log_p = z.log_softmax(dim=1)
+            picked = log_p.gather(1, label).sum()
+            smoothed = -((1 - eps_ls - others) * picked + others * log_p.sum())
+            first, second = log_p[::2], log_p[1::2]
+            divergence = ((first.exp() - second.exp()) * (first - second)).sum()
+            total = smoothed / 2 + alpha / 4 * divergence
+        (gradient,) = torch.autograd.grad(total, z)
+        return total.detach().double(), -picked.detach().double() / 2, gradient.to(logits.dtype)
+
+    return one_block
+
+
 def _in_parts(
     one_block: BlockLoss, logits: Tensor, label: Tensor, eps_ls: float, needs_gradient: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return what `one_block` does; on a CPU it sees a few rows at a time, whose gradients replace their logits."""
     if logits.device.type != "cpu":
         return one_block(logits, label, eps_ls, needs_gradient)
-    rows = max(1, PART // logits.shape[1])
+    rows = max(2, PART // logits.shape[1] // 2 * 2)
     smoothed = torch.zeros((), dtype=torch.float64)
     negative_log_likelihood = torch.zeros_like(smoothed)
     for part, part_label in zip(logits.split(rows), label.split(rows), strict=True):

@@ -28,7 +28,7 @@ def interval_record(job: Job, state: TrainState, interval: Interval) -> Record:
     Loss and negative log-likelihood are per target token, in nats; the interval has at least one update.
     """
     tokens, device = interval.sums.target, state.conditions.device
-    done = float(flops.training_flops(job.model, job.output_rows, interval.sums))
+    done = float(job.training.passes * flops.training_flops(job.model, job.output_rows, interval.sums))
     values: Record = {
         "loss": interval.loss / tokens,
         "nll": interval.nll / tokens,
@@ -66,7 +66,7 @@ def summary(job: Job, state: TrainState) -> dict[str, Any]:
         "padding": state.padding,
         "valid_loss": state.valid_loss,
         "valid_ppl": perplexity(state.valid_loss),
-        "flops_counted": float(flops.training_flops(job.model, job.output_rows, sums)),
+        "flops_counted": float(job.training.passes * flops.training_flops(job.model, job.output_rows, sums)),
         "resumes": state.resumes,
     }
 

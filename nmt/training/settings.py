@@ -40,6 +40,9 @@ class TrainingSettings(Settings):
     beta2: Probability
     epsilon: Annotated[float, Field(gt=0.0)]
     eps_ls: Probability
+    r_drop: Annotated[float, Field(ge=0.0)] = 0.0
+    """The weight alpha of R-Drop (arXiv:2106.14448, Eq. 4): each pair goes through the model twice, with other dropout,
+    and the two distributions are drawn together. It takes twice the time; 0: once."""
     precision: Precision
     """Of matrix products; weights and optimizer state are always float32."""
     arithmetic: Literal["ordinary", "portable"] = "ordinary"
@@ -68,10 +71,17 @@ class TrainingSettings(Settings):
     """The model whose weights and subwords to start with, optimizer and schedule afresh; null: random weights."""
 
     @model_validator(mode="after")
-    def _portable_products_are_float32(self) -> TrainingSettings:
+    def _portable_has_no_other(self) -> TrainingSettings:
         if self.arithmetic == "portable" and self.precision != "float32":
             raise ValueError("with training.arithmetic portable, training.precision must be float32")
+        if self.arithmetic == "portable" and self.r_drop:
+            raise ValueError("with training.arithmetic portable, training.r_drop must be 0")
         return self
+
+    @property
+    def passes(self) -> int:
+        """How often a pair goes through the model in an update."""
+        return 2 if self.r_drop else 1
 
 
 class Job(Settings):

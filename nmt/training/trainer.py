@@ -18,7 +18,7 @@ from nmt.common.cpu import processor
 from nmt.errors import InputError
 from nmt.flops import LengthSums, training_flops
 from nmt.ids import BOS, EOS, PAD, UNK
-from nmt.loss import BlockLoss, block_loss, smoothed_cross_entropy
+from nmt.loss import BlockLoss, block_loss, r_drop_loss, smoothed_cross_entropy
 from nmt.model import Transformer
 from nmt.packing import pack_tensor
 from nmt.portable import block_loss as portable_loss
@@ -67,6 +67,8 @@ class Trainer:
         self.compiled = False
         if world.device.type == "cuda" and is_long(job) and compiler_works(world.device):
             self.compile()
+        if self.settings.r_drop:
+            self.block_loss = r_drop_loss(self.settings.r_drop)
         self.optimizer = torch.optim.Adam(
             self.parameters, betas=(self.settings.beta1, self.settings.beta2), eps=self.settings.epsilon, fused=True
         )
@@ -191,12 +193,16 @@ class Trainer:
     def losses(self, batch: Batch, eps_ls: float) -> tuple[Tensor, Tensor]:
         """Return smoothed loss and negative log-likelihood of a batch, summed over its target tokens."""
         bfloat16 = self.settings.precision == "bfloat16"
+        labels = batch.labels
         with torch.autocast(self.world.device.type, dtype=torch.bfloat16, enabled=bfloat16):
             states = self.model.states(batch.src, batch.tgt_in)
+            if self.settings.r_drop and self.model.training:
+                again = self.model.states(batch.src, batch.tgt_in)
+                states, labels = torch.stack((states, again), 1).flatten(0, 1), labels.repeat_interleave(2)
         if bfloat16:
             # Without this cast the largest product, with the vocabulary, would run in float32, which LayerNorm returns.
             states = states.bfloat16()
-        return smoothed_cross_entropy(states, self.model.output_table, batch.labels, eps_ls, self.block_loss)
+        return smoothed_cross_entropy(states, self.model.output_table, labels, eps_ls, self.block_loss)
 
     @torch.no_grad()
     def validate(self, corpus: Corpus) -> float:

@@ -76,7 +76,7 @@ def process_memory(
     weights = 4 * parameters(model, *rows)
     layer = 26 * model.d_model + 4 * model.d_ff + int(6 * model.h * subwords)
     in_turn = training.shards if training.deterministic or not machine.gpus() else 1
-    activations = training.tokens // parts(training) * (model.N * layer + 4 * model.d_model) * 4
+    activations = training.passes * training.tokens // parts(training) * (model.N * layer + 4 * model.d_model) * 4
     # Weights, two moments, and gradients: a process that has all shards keeps as many sums as the tree has levels.
     gradients = max(1, in_turn.bit_length() - 1)
     return RESERVE + (3 + gradients) * weights + activations
@@ -100,7 +100,8 @@ def needs(configuration: Configuration, corpus: CorpusSize) -> tuple[dict[str, t
     squared = int(tokens * corpus.subwords * SPREAD)
     lengths = LengthSums(int(tokens / corpus.subwords), tokens, tokens, squared, squared, squared)
     memory = process_memory(model, training, (corpus.vocabulary, corpus.target_vocabulary), corpus.subwords)
-    return disk, memory, training_flops(model, corpus.target_vocabulary or corpus.vocabulary, lengths)
+    operations = training.passes * training_flops(model, corpus.target_vocabulary or corpus.vocabulary, lengths)
+    return disk, memory, operations
 
 
 def measured_rate(configuration: Configuration, corpus: CorpusSize, seconds: float = 3.0) -> float:
@@ -136,4 +137,4 @@ def measured_rate(configuration: Configuration, corpus: CorpusSize, seconds: flo
         if device.type == "cuda":
             torch.cuda.synchronize()
         times.append(time.perf_counter() - start)
-    return training_flops(model, job.output_rows, sums) / min(times)
+    return training.passes * training_flops(model, job.output_rows, sums) / min(times)

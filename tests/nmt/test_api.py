@@ -45,8 +45,8 @@ def test_the_defaults_are_row_base_on_one_device() -> None:
     fixed = {"d_k": 64, "d_v": 64, "sharing": "all"}
     assert {**MODEL, **fixed} == base["model"]
     differing = {"shards": 1, "precision": "float32"}
-    machinery = {"arithmetic", "deterministic", "patience", "validation_sample", "verify_every", "keep_states"}
-    assert {name: value for name, value in base["training"].items() if name not in machinery} | differing == TRAINING
+    ours = {"arithmetic", "deterministic", "patience", "r_drop", "validation_sample", "verify_every", "keep_states"}
+    assert {name: value for name, value in base["training"].items() if name not in ours} | differing == TRAINING
 
 
 @pytest.mark.parametrize(
@@ -58,6 +58,7 @@ def test_the_defaults_are_row_base_on_one_device() -> None:
         ({"model": TINY | {"d_model": None}}, "model.d_model is None; input should be a valid integer: change it"),
         ({"training": {"epochs": 3}}, "training.epochs is 3; extra"),
         ({"training": {"arithmetic": "portable", "precision": "bfloat16"}}, "training.precision must be float32: chan"),
+        ({"training": {"arithmetic": "portable", "r_drop": 5.0}}, "training.r_drop must be 0: change"),
         ({"training": {"start_from": {"folder": "there"}}}, "`fit` itself has the argument start_from"),
         ({"pairs": ("ab", "xy")}, "a string in place of a list"),
         ({"pairs": [("ab", "xyz")] * 4}, "two lists, of sentences and of translations: one has 4"),

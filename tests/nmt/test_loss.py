@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from nmt import loss
-from nmt.loss import ROWS, smoothed_cross_entropy
+from nmt.loss import ROWS, r_drop_loss, smoothed_cross_entropy
 
 
 @pytest.mark.parametrize(("eps", "frozen"), [(0.0, ""), (0.1, ""), (0.1, "states"), (0.1, "table")])
@@ -28,6 +28,25 @@ def test_equals_the_distribution_written_out_and_its_gradient(eps: float, frozen
     plain = F.cross_entropy(states @ table.T, labels, reduction="sum")
     assert likelihood.item() == pytest.approx(plain.item(), rel=1e-6)
     torch.testing.assert_close(gradients, expected_gradients, rtol=1e-5, atol=1e-4)
+
+
+def test_r_drop_equals_its_equation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of Eq. 4 of arXiv:2106.14448, with an odd number of rows in a part's memory."""
+    torch.manual_seed(0)
+    positions, vocabulary, alpha, eps = 40, 11, 5.0, 0.1
+    monkeypatch.setattr(loss, "PART", 13 * vocabulary)
+    states, table = torch.randn(2 * positions, 6, requires_grad=True), torch.randn(vocabulary, 6, requires_grad=True)
+    labels = torch.randint(vocabulary, (positions,)).repeat_interleave(2)
+    log_p = F.log_softmax(states @ table.T, dim=1)
+    q = torch.full_like(log_p, eps / (vocabulary - 1)).scatter_(1, labels[:, None], 1 - eps)
+    one, other = log_p[::2], log_p[1::2]
+    divergence = sum(F.kl_div(*pair, log_target=True, reduction="sum") for pair in ((one, other), (other, one)))
+    expected = (-(q * log_p).sum() + alpha / 2 * divergence) / 2
+    expected_gradients = torch.autograd.grad(expected, (states, table), retain_graph=True)
+    found, likelihood = smoothed_cross_entropy(states, table, labels, eps, r_drop_loss(alpha))
+    assert found.item() == pytest.approx(expected.item(), rel=1e-6)
+    assert likelihood.item() == pytest.approx(F.nll_loss(log_p, labels, reduction="sum").item() / 2, rel=1e-6)
+    torch.testing.assert_close(torch.autograd.grad(found, (states, table)), expected_gradients, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])

@@ -64,6 +64,21 @@ def test_adam_steps_with_the_settings_and_the_rate_of_eq_3(tiny_job: MakeJob) ->
         torch.testing.assert_close(group["params"], trainer.parameters, rtol=0, atol=1e-6)
 
 
+def test_r_drop_compares_the_two_passes_of_a_position(tiny_job: MakeJob) -> None:
+    """Without dropout they are equal, and the update is the ordinary one; with it they are not."""
+    trainers = [trainer_of(tiny_job(**more), P_drop=P_drop) for more in ({}, {"r_drop": 5.0}) for P_drop in (0.0, 0.5)]
+    for trainer in trainers:
+        trainer.step(an_update(trainer))
+        trainer.measured.collect()
+    for once, twice in zip(trainers[0].parameters, trainers[2].parameters, strict=True):
+        torch.testing.assert_close(twice.grad, once.grad, rtol=1e-4, atol=1e-6)
+    losses = [trainer.measured.state.interval.loss for trainer in trainers]
+    assert losses[2] == pytest.approx(losses[0], rel=1e-5)
+    assert losses[3] > 1.01 * losses[1]
+    once, _, twice, _ = (one.measured.take_interval() for one in trainers)
+    assert twice.nll == pytest.approx(once.nll, rel=1e-5)
+
+
 @contextmanager
 def dropouts_watched(trainer: Trainer) -> Iterator[list[tuple[str, Tensor, Tensor]]]:
     """The name, input and output of each dropout that a pass goes through."""
