@@ -12,8 +12,8 @@ from nmt.common.shapes import Float, Int
 from nmt.products import add_matmul_, matmul
 
 ROWS = {"cpu": 2048, "cuda": 4096}
-"""Positions per block of logits. Larger blocks need fewer additions to the table's gradient and launch fewer GPU
-kernels. For the paper's vocabulary a block takes about 0.3 GB on a CPU and 1.2 GB on a GPU."""
+"""Positions per block of logits, an even number. Larger blocks need fewer additions to the table's gradient and launch
+fewer GPU kernels. For the paper's vocabulary a block takes about 0.3 GB on a CPU and 1.2 GB on a GPU."""
 
 PART = 2**19
 """On a CPU, logits whose loss is computed together: few enough that its caches keep them from one operation to the
@@ -46,31 +46,28 @@ def block_loss(
     return smoothed, -picked, gradient.to(logits.dtype)
 
 
-def r_drop_loss(alpha: float) -> BlockLoss:
-    """Return a `block_loss` for R-Drop (arXiv:2106.14448, Eq. 4), of rows that stand for each position twice in turn.
+def r_drop_loss(alpha: float, one_block: BlockLoss) -> BlockLoss:
+    """Return `one_block` with R-Drop (arXiv:2106.14448), for two rows of logits per position, one after the other.
 
-    Sums over positions: the mean of the two smoothed losses, and alpha / 4 times KL(P1 || P2) + KL(P2 || P1), half of
-    Eq. 4. Without a gradient it is `block_loss`.
+    Half of Eq. 4: the mean of both smoothed losses, and alpha / 4 times the sum of both divergences. Without a gradient
+    it is `one_block`.
     """
 
-    def one_block(
+    def both(
         logits: Tensor, label: Tensor, eps_ls: float, needs_gradient: bool
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        if not needs_gradient:
-            return block_loss(logits, label, eps_ls, needs_gradient)
-        others = eps_ls / (logits.shape[1] - 1)
-        with torch.enable_grad():
-            z = logits.detach().float().requires_grad_()
-            log_p = z.log_softmax(dim=1)
-            picked = log_p.gather(1, label).sum()
-            smoothed = -((1 - eps_ls - others) * picked + others * log_p.sum())
-            first, second = log_p[::2], log_p[1::2]
-            divergence = ((first.exp() - second.exp()) * (first - second)).sum()
-            total = smoothed / 2 + alpha / 4 * divergence
-        (gradient,) = torch.autograd.grad(total, z)
-        return total.detach().double(), -picked.detach().double() / 2, gradient.to(logits.dtype)
+        smoothed, negative_log_likelihood, gradient = one_block(logits, label, eps_ls, needs_gradient)
+        if gradient is None:
+            return smoothed, negative_log_likelihood, None
+        log_p = logits.float().log_softmax(dim=1).unflatten(0, (-1, 2))
+        p, apart = log_p.exp(), log_p - log_p.flip(1)
+        divergences = (p * apart).sum(2, keepdim=True)  # KL(P1 || P2), KL(P2 || P1)
+        # d (their sum) / d (logits of P1) = P1 (log P1 - log P2 - KL(P1 || P2)) + P1 - P2
+        d_logits = (apart - divergences).mul_(p).add_(p).sub_(p.flip(1)).flatten(0, 1)
+        gradient = gradient.float().div_(2).add_(d_logits, alpha=alpha / 4).to(logits.dtype)
+        return smoothed / 2 + alpha / 4 * divergences.double().sum(), negative_log_likelihood / 2, gradient
 
-    return one_block
+    return both
 
 
 def _in_parts(
@@ -79,7 +76,7 @@ def _in_parts(
     """Return what `one_block` does; on a CPU it sees a few rows at a time, whose gradients replace their logits."""
     if logits.device.type != "cpu":
         return one_block(logits, label, eps_ls, needs_gradient)
-    rows = max(2, PART // logits.shape[1] // 2 * 2)
+    rows = max(2, PART // logits.shape[1] // 2 * 2)  # Even: `r_drop_loss` takes rows in twos.
     smoothed = torch.zeros((), dtype=torch.float64)
     negative_log_likelihood = torch.zeros_like(smoothed)
     for part, part_label in zip(logits.split(rows), label.split(rows), strict=True):
@@ -158,7 +155,7 @@ def smoothed_cross_entropy(
 
     Smoothing as in tensor2tensor: 1 - eps_ls on the label and eps_ls / (V - 1) on every other row. Positions after
     those with labels are left out. exp(second / labelled) is the perplexity. `one_block`: `block_loss`, which may be
-    compiled.
+    compiled, or that of `r_drop_loss`, whose sums are means over the two rows of a position.
     """
     # Under no_grad, `needs_input_grad` is still True for a parameter, and grad mode is always off inside `forward`.
     result: tuple[Tensor, Tensor] = _SmoothedCrossEntropy.apply(

@@ -42,7 +42,7 @@ class TrainingSettings(Settings):
     eps_ls: Probability
     r_drop: Annotated[float, Field(ge=0.0)] = 0.0
     """The weight alpha of R-Drop (arXiv:2106.14448, Eq. 4): each pair goes through the model twice, with other dropout,
-    and the two distributions are drawn together. It takes twice the time; 0: once."""
+    and the two distributions are made alike. An update takes about twice the time; 0: once."""
     precision: Precision
     """Of matrix products; weights and optimizer state are always float32."""
     arithmetic: Literal["ordinary", "portable"] = "ordinary"
@@ -71,7 +71,7 @@ class TrainingSettings(Settings):
     """The model whose weights and subwords to start with, optimizer and schedule afresh; null: random weights."""
 
     @model_validator(mode="after")
-    def _portable_has_no_other(self) -> TrainingSettings:
+    def _fits_portable_arithmetic(self) -> TrainingSettings:
         if self.arithmetic == "portable" and self.precision != "float32":
             raise ValueError("with training.arithmetic portable, training.precision must be float32")
         if self.arithmetic == "portable" and self.r_drop:

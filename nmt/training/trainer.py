@@ -68,7 +68,7 @@ class Trainer:
         if world.device.type == "cuda" and is_long(job) and compiler_works(world.device):
             self.compile()
         if self.settings.r_drop:
-            self.block_loss = r_drop_loss(self.settings.r_drop)
+            self.block_loss = r_drop_loss(self.settings.r_drop, self.block_loss)
         self.optimizer = torch.optim.Adam(
             self.parameters, betas=(self.settings.beta1, self.settings.beta2), eps=self.settings.epsilon, fused=True
         )
@@ -282,7 +282,7 @@ def is_long(job: Job) -> bool:
     """Return whether a training is long enough to be worth minutes of compilation."""
     tokens = job.training.updates * job.training.tokens
     sums = LengthSums(0, tokens, tokens, 0, 0, 0)
-    return training_flops(job.model, job.output_rows, sums) >= COMPILED_OPERATIONS
+    return job.training.passes * training_flops(job.model, job.output_rows, sums) >= COMPILED_OPERATIONS
 
 
 def compiler_works(device: torch.device) -> bool:

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from nmt import loss
-from nmt.loss import ROWS, r_drop_loss, smoothed_cross_entropy
+from nmt.loss import ROWS, block_loss, r_drop_loss, smoothed_cross_entropy
 
 
 @pytest.mark.parametrize(("eps", "frozen"), [(0.0, ""), (0.1, ""), (0.1, "states"), (0.1, "table")])
@@ -43,7 +43,7 @@ def test_r_drop_equals_its_equation(monkeypatch: pytest.MonkeyPatch) -> None:
     divergence = sum(F.kl_div(*pair, log_target=True, reduction="sum") for pair in ((one, other), (other, one)))
     expected = (-(q * log_p).sum() + alpha / 2 * divergence) / 2
     expected_gradients = torch.autograd.grad(expected, (states, table), retain_graph=True)
-    found, likelihood = smoothed_cross_entropy(states, table, labels, eps, r_drop_loss(alpha))
+    found, likelihood = smoothed_cross_entropy(states, table, labels, eps, r_drop_loss(alpha, block_loss))
     assert found.item() == pytest.approx(expected.item(), rel=1e-6)
     assert likelihood.item() == pytest.approx(F.nll_loss(log_p, labels, reduction="sum").item() / 2, rel=1e-6)
     torch.testing.assert_close(torch.autograd.grad(found, (states, table)), expected_gradients, rtol=1e-5, atol=1e-4)
@@ -69,7 +69,7 @@ def test_positions_without_a_label_are_left_out(device: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_few_rows_at_a_time_give_the_same_gradient(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
-    """To the bit; 13 rows at a time, and one where a row has more logits than a part."""
+    """To the bit; 12 rows at a time, and two where a row has more logits than a part."""
     torch.manual_seed(3)
     positions, vocabulary = ROWS["cpu"] + 30, 40
     states, table = (torch.randn(size, 8, requires_grad=True) for size in (positions, vocabulary))

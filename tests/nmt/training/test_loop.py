@@ -317,9 +317,9 @@ def sums_of_updates(job: dict[str, Any], last: int) -> LengthSums:
 
 
 def test_time_before_a_stop_counts_and_speed_stays_true(tmp_path: Path, tiny_job: MakeJob) -> None:
-    """A stop just before a report of twenty updates: the report is of the time that they took."""
+    """A stop just before a report of twenty updates: the report is of the time that they took. Each pair goes twice."""
     slow = 0.05
-    job = tiny_job(updates=2000, validate_every=2000, checkpoint_every=2000)
+    job = tiny_job(updates=2000, validate_every=2000, checkpoint_every=2000, r_drop=5.0)
     stopped(job, tmp_path / "run", 19, seconds=slow)
     stopped(job, tmp_path / "run", 21)
     (record,) = [record for record in read_history(tmp_path / "run/history.jsonl") if "loss" in record]
@@ -328,7 +328,7 @@ def test_time_before_a_stop_counts_and_speed_stays_true(tmp_path: Path, tiny_job
     assert record["seconds"] >= 19 * slow
     # Operations are those of all twenty updates too.
     sums = sums_of_updates(job, 20)
-    operations = training_flops(ModelSettings.model_validate(job["model"]), 16, sums)
+    operations = 2 * training_flops(ModelSettings.model_validate(job["model"]), 16, sums)
     assert record["flops_per_second"] / record["tokens_per_second"] == pytest.approx(operations / sums.target)
     (path,) = (tmp_path / "run/resume").iterdir()
     saved = state.read_state(path)
@@ -384,9 +384,10 @@ def test_a_spare_process_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     assert len(waits) == 3
 
 
-def test_the_summary_says_what_was_trained(tmp_path: Path, tiny_job: MakeJob) -> None:
+@pytest.mark.parametrize(("r_drop", "passes"), [(0.0, 1), (5.0, 2)])
+def test_the_summary_says_what_was_trained(tmp_path: Path, tiny_job: MakeJob, r_drop: float, passes: int) -> None:
     """Also after a kill that came between the last state and the summary."""
-    job = tiny_job(updates=9)
+    job = tiny_job(updates=9, r_drop=r_drop)
     assert run(job, tmp_path)
     done = json.loads((tmp_path / "done.json").read_text())
     (tmp_path / "done.json").unlink()
@@ -400,6 +401,6 @@ def test_the_summary_says_what_was_trained(tmp_path: Path, tiny_job: MakeJob) ->
     model, total = ModelSettings.model_validate(job["model"]), sums_of_updates(job, 9)
     assert (done["updates"], done["params"]) == (9, parameters(model, 16))
     assert (done["pairs"], done["target_tokens"]) == (total.pairs, total.target)
-    assert done["flops_counted"] == training_flops(model, 16, total)
+    assert done["flops_counted"] == passes * training_flops(model, 16, total)
     assert done["valid_ppl"] > 1
     assert 0 <= done["padding"] < 0.5

@@ -67,6 +67,7 @@ def test_adam_steps_with_the_settings_and_the_rate_of_eq_3(tiny_job: MakeJob) ->
 def test_r_drop_compares_the_two_passes_of_a_position(tiny_job: MakeJob) -> None:
     """Without dropout they are equal, and the update is the ordinary one; with it they are not."""
     trainers = [trainer_of(tiny_job(**more), P_drop=P_drop) for more in ({}, {"r_drop": 5.0}) for P_drop in (0.0, 0.5)]
+    assert len({trainer.validate(valid_set(trainer)) for trainer in trainers}) == 1
     for trainer in trainers:
         trainer.step(an_update(trainer))
         trainer.measured.collect()
@@ -253,11 +254,14 @@ def test_precision_is_that_of_every_product_and_of_nothing_kept(tiny_job: MakeJo
         assert {moments["exp_avg"].dtype, moments["exp_avg_sq"].dtype} == {torch.float32}
 
 
-def test_an_update_needs_tensors_of_one_device_alone(tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("r_drop", "passes"), [(0.0, 1), (5.0, 2)])
+def test_an_update_needs_tensors_of_one_device_alone(
+    tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch, r_drop: float, passes: int
+) -> None:
     """On torch's device without data: the code that GPUs run, up to the optimizer."""
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())  # That device has none.
-    job = Job.model_validate(tiny_job({"attention_dropout": 0.1, "relu_dropout": 0.1}))
+    job = Job.model_validate(tiny_job({"attention_dropout": 0.1, "relu_dropout": 0.1}, r_drop=r_drop))
     trainer = Trainer(job, World(0, 1, torch.device("meta")))
     conditions = trainer.conditions()
     assert (conditions.deterministic, conditions.portable, conditions.threads) == (False, False, 0)
@@ -272,7 +276,7 @@ def test_an_update_needs_tensors_of_one_device_alone(tiny_job: MakeJob, monkeypa
     assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in trainer.parameters)
     # Forward: 4 of the encoder's layer (q, k, v; output; two of the feed-forward network), 7 of the decoder's and the
     # logits; twice as many backward. Three products more in each attention would be 36 in all.
-    assert products.count == 3 * 12 * len([shard for shard in update.shards if shard])
+    assert products.count == 3 * (11 * passes + 1) * len([shard for shard in update.shards if shard])
 
 
 def test_out_of_memory_is_told_from_other_errors() -> None:
@@ -287,10 +291,18 @@ def test_out_of_memory_is_told_from_other_errors() -> None:
     assert not out_of_memory(RuntimeError("CUDA error: an illegal memory access was encountered"))
 
 
-@pytest.mark.parametrize(("row", "compiled"), [("sample", False), ("small", False), ("base", True), ("big", True)])
-def test_what_ends_sooner_than_a_compilation_is_not_compiled(row: str, compiled: bool) -> None:
+@pytest.mark.parametrize(
+    ("row", "changed", "compiled"),
+    [
+        ("sample", {}, False), ("small", {}, False), ("base", {}, True), ("big", {}, True),
+        ("base", {"updates": 1500}, False), ("base", {"updates": 1500, "r_drop": 5.0}, True),
+    ],
+)  # fmt: skip
+def test_what_ends_sooner_than_a_compilation_is_not_compiled(
+    row: str, changed: dict[str, float], compiled: bool
+) -> None:
     settings = row_settings(row, "en-de")
-    settings["training"]["precision"] = "bfloat16"
+    settings["training"] |= {"precision": "bfloat16", **changed}
     assert is_long(Job.model_validate({**settings, "vocabulary": 37_056, "corpus": ""})) is compiled
 
 

@@ -58,6 +58,9 @@ def test_more_of_everything_needs_more() -> None:
     assert more["tokenize"] == less["tokenize"]
     fewer = base.model_copy(update={"training": base.training.model_copy(update={"shards": 4})})
     assert cost.needs(fewer, corpus)[1] > small
+    twice = base.model_copy(update={"training": base.training.model_copy(update={"r_drop": 5.0})})
+    _, larger, slower = cost.needs(twice, corpus)
+    assert (larger > small, slower) == (True, 2 * quick)
 
 
 def counted(folder: Path, monkeypatch: pytest.MonkeyPatch, **numbers: int) -> None:
