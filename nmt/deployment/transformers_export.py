@@ -65,8 +65,8 @@ def export(folder: Path, out: Path, dtype: Quantization = "float32", run: Mappin
         "max_position_embeddings": POSITIONS,
     }  # fmt: skip
     generation = {
-        **_TOKENS, "suppress_tokens": [PAD, BOS, UNK], "num_beams": search.beam, "length_penalty": search.alpha,
-        "max_length": _LONGEST,
+        **_TOKENS, "suppress_tokens": [PAD, BOS, UNK], "begin_suppress_tokens": [EOS],
+        "num_beams": search.beam, "length_penalty": search.alpha, "max_length": _LONGEST,
     }  # fmt: skip
     tokenizer: dict[str, Any] = {
         **dict(zip(("pad_token", "bos_token", "eos_token", "unk_token"), SPECIALS, strict=True)),

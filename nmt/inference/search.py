@@ -142,7 +142,8 @@ class _Beam:
     def _allowed(self) -> Iterator[Float[Tensor, "part hypotheses vocabulary"]]:
         """Yield log-probabilities of the next subword for parts of the sentences; those not allowed have -inf.
 
-        PAD, BOS, UNK and padding rows have -inf. At the length limit all but EOS have. The other probabilities are not
+        PAD, BOS, UNK and padding rows have -inf, and EOS at first: of a sentence that a model does not know, the empty
+        translation may be the likeliest. At the length limit all but EOS have. The other probabilities are not
         rescaled.
         """
         full = self.limit <= self.length
@@ -150,7 +151,7 @@ class _Beam:
         for log_p in self.state.step(self.tokens[:, :, -1]):
             part = slice(first, first + log_p.shape[0])
             first = part.stop
-            for token in (PAD, BOS, UNK):
+            for token in (PAD, BOS, UNK) if self.length or any_full else (PAD, BOS, UNK, EOS):
                 log_p[..., token] = -math.inf
             log_p[..., self.subwords :] = -math.inf
             if any_full:

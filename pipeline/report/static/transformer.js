@@ -229,7 +229,7 @@ class Transformer {
       hypothesis.ids = target.slice(0, query + 1);
       const steps = [];
       const [logits] = this.step(memory, [hypothesis], steps);
-      made.likeliest.push(best(logProbabilities(logits, usedRows, false), LIKELIEST));
+      made.likeliest.push(best(logProbabilities(logits, usedRows, 1, Infinity), LIKELIEST));
       steps.forEach(({ self, cross }, layer) => {
         put("decoder", layer, query, self[0], query + 1, rows, rows);
         put("cross", layer, query, cross[0], columns, columns, rows);
@@ -243,15 +243,18 @@ class Transformer {
   }
 }
 
-/** Turn logits into log-probabilities, with the specials but EOS and padding rows impossible, or all but EOS if `full`. */
-function logProbabilities(logits, usedRows, full) {
+/**
+ * Turn logits after `length` ids into log-probabilities. Specials and padding rows are impossible, but EOS after the
+ * first; after `limit` ids all but EOS.
+ */
+function logProbabilities(logits, usedRows, length, limit) {
   let largest = -Infinity;
   for (const value of logits) if (value > largest) largest = value;
   let total = 0;
   for (const value of logits) total += Math.exp(value - largest);
   const normalizer = largest + Math.log(total);
   for (let i = 0; i < logits.length; i++) {
-    const possible = full ? i === EOS : i < usedRows && i !== PAD && i !== BOS && i !== UNK;
+    const possible = length >= limit ? i === EOS : i < usedRows && (i > UNK || (i === EOS && length > 0));
     logits[i] = possible ? logits[i] - normalizer : -Infinity;
   }
   return logits;
@@ -286,7 +289,7 @@ async function search(model, source, { beam, alpha, max_extra: maxExtra, stop },
   let finished = []; // [score, ids], best first
   for (let length = 0; ; length++) {
     const candidates = model.step(memory, alive).flatMap((logits, origin) => (
-      best(logProbabilities(logits, usedRows, length >= limit), 2 * beam)
+      best(logProbabilities(logits, usedRows, length, limit), 2 * beam)
         .map(([value, token]) => ({ score: value + alive[origin].score, token, origin }))));
     const top = candidates.filter(({ score }) => score > -Infinity).sort((a, b) => b.score - a.score).slice(0, 2 * beam);
     if (!top.length) throw new Error("the model gives no probabilities: its weights are damaged");

@@ -81,7 +81,7 @@ def naive(forward: Forward, source: list[int], settings: SearchSettings, nbest: 
         candidates = [
             (total + row[token], ids, token)
             for (ids, total), row in zip(living, following, strict=True)
-            for token in ([EOS] if length == longest else [EOS, *words])
+            for token in ([EOS] if length == longest else [EOS, *words] if length else words)
         ]
         candidates.sort(key=lambda candidate: -candidate[0])
         best = candidates[: 2 * k if k > 1 else 1]
