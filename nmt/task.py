@@ -1,9 +1,12 @@
-"""The two tasks, translation and parsing: their settings, scores and wording."""
+"""The tasks, translation and parsing: their settings, scores and wording."""
 
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
 from typing import Any, NamedTuple
+
+TREE = "tree"
+"""The target of pairs whose texts are treebanks: both sides are made of one file."""
 
 
 class Task(NamedTuple):
@@ -87,11 +90,12 @@ CHRF = TRANSLATION._replace(
     measures=(("chrF (95% interval)", "chrf", ".2f"), ("chrF", "valid_chrf", ".2f"), TRANSLATION.measures[-1]),
 )
 """Translation into a language that sacreBLEU cannot split into words, at least where its segmenter is missing."""
+TASKS = (TRANSLATION, CHRF, PARSING)
 
 
 def task_of(target: str) -> Task:
     """Return the task of a target language, or of a pair such as `en-de`: parsing for the target `tree`."""
-    return PARSING if target.rpartition("-")[2] == "tree" else TRANSLATION
+    return PARSING if target.rpartition("-")[2] == TREE else TRANSLATION
 
 
 def task_in(metrics: Container[str]) -> Task:

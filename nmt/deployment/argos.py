@@ -16,6 +16,7 @@ from nmt.deployment import export as ctranslate2_export
 from nmt.errors import InputError
 from nmt.inference.model_folder import load_description
 from nmt.inference.options import Quantization
+from nmt.task import task_in
 from nmt.text import subwords
 from nmt.text.scripts import NAMES, code
 
@@ -48,7 +49,8 @@ def export(
     source, target = code(description.source), code(description.target)
     names = {f"{side}_name": NAMES.get(language, language) for side, language in (("from", source), ("to", target))}
     codes = {"from_code": source, "to_code": target}
-    text = f"sacreBLEU {run['bleu']:.1f} on {run['bleu_set']}." if run and "bleu" in run else ""
+    task = task_in(run or {})
+    text = f"{task.title} {run[task.key]:.1f} on {run[f'{task.key}_set']}, by {task.program}." if run else ""
     with scratch_folder(out.with_name(f"{out.name}.folder")) as scratch:
         package = scratch / f"translate-{source}_{target}-{VERSION.replace('.', '_')}"
         package.mkdir()

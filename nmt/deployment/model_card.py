@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from nmt.inference.model_folder import ModelDescription
+from nmt.task import task_in
 
 _TRUST = """
 `trust_remote_code=True` lets code of this folder run (in `nmt.zip`, too), which splits words by Moses' rules and merges
@@ -30,7 +31,8 @@ def card(description: ModelDescription, run: Mapping[str, Any] | None, *, has_co
     metadata |= {"library_name": "transformers", "pipeline_tag": "translation"}
     scores = "Scores: not available when this folder was written."
     if run:
-        key, title = ("bleu", "sacreBLEU") if "bleu" in run else ("chrf", "chrF")
+        task = task_in(run)
+        key, title = task.key, task.title
         score, low, high, signature, tested = (run[key + end] for end in ("", "_low", "_high", "_signature", "_set"))
         metric = {"type": key, "value": round(score, 2), "name": f"{title} {signature}"}
         dataset = {"type": str(origin["corpus"]), "name": tested}

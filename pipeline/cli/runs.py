@@ -16,7 +16,7 @@ import typer
 from nmt.common.files import output_file, read_yaml, write_text, writing
 from nmt.common.processes import is_held
 from nmt.errors import InputError
-from nmt.task import task_in
+from nmt.task import TASKS, task_in
 from pipeline.cli.repository import check_folder, check_lock, running_stage
 from pipeline.config import resolution, wording
 from pipeline.config.locks import mend_locks
@@ -223,7 +223,7 @@ def _compared(name: str, folder: Path) -> list[Compared]:
     read_json(scores, task_in(metrics).key)
     name = f"{resolution.name(configuration)} (here)" if name == HERE else name
     settings, written = dict(flat(configuration)), sentences.read(lines)
-    general = {key: value for key, value in metrics.items() if not key.startswith(("bleu", "chrf", "f1"))}
+    general = {key: value for key, value in metrics.items() if not key.startswith(tuple(task.key for task in TASKS))}
     return [
         Compared(
             name,

@@ -10,8 +10,8 @@ from pydantic import Field, model_validator
 
 from nmt.errors import InputError
 from nmt.schema import Settings
+from nmt.task import TREE
 from pipeline.config.corpora import (
-    TREE,
     ArchiveEntry,
     ArchiveSettings,
     DataSettings,

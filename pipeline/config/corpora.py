@@ -15,9 +15,7 @@ from pydantic import (
 )
 
 from nmt.schema import LANGUAGE, Few, Settings
-
-TREE = "tree"
-"""The target of pairs whose texts are treebanks: both sides are made of one file."""
+from nmt.task import TREE
 
 
 def sides(pair: str) -> tuple[str, str]:

@@ -13,7 +13,7 @@ from nmt.common.files import read_yaml
 from nmt.errors import InputError
 from nmt.model_settings import ModelSettings
 from nmt.schema import Settings
-from nmt.task import PARSING, task_of
+from nmt.task import PARSING, TREE, task_of
 from nmt.text.settings import one_size
 from pipeline.config.corpora import Pair
 from pipeline.config.errors import nearest, validated
@@ -122,7 +122,7 @@ def merge_sections(base: Mapping[str, Any], differences: Mapping[str, Any]) -> d
 
 def _for_pair(pairs: Mapping[str, Differences], pair: Pair) -> Differences:
     """Return the differences of a pair: its own or, without own ones, those of all pairs of text or of trees."""
-    return pairs.get(pair, pairs.get("tree" if task_of(pair) is PARSING else "text", {}))
+    return pairs.get(pair, pairs.get(TREE if task_of(pair) is PARSING else "text", {}))
 
 
 def differences(name: str, pair: Pair) -> list[tuple[str, Differences]]:

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from nmt.evaluation.known_sets import identity, named
-from nmt.task import task_in, task_of
+from nmt.task import TREE, task_in, task_of
 from nmt.text.parallel_text import read_lines
 from nmt.text.scripts import NAMES, code
 from pipeline.config import rows
-from pipeline.config.corpora import TREE, DataSettings, RunSettings
+from pipeline.config.corpora import DataSettings, RunSettings
 from pipeline.config.paths import RAW
 from pipeline.config.wording import duration, score_and_interval
 from pipeline.report.page import Block, Heading, Paragraph, Table, Tiles
@@ -30,14 +30,12 @@ def identities(data: Mapping[str, Any], scores: Mapping[str, Any]) -> dict[str, 
     `data`: the section of the resolved configuration; `scores`: the content of results/scores.json. A set that is not
     here has no key.
     """
-    target, tests = data["target"], data["test"]
-    texts = {"valid": data["valid"], "test": tests[0] if isinstance(tests, list) else tests}
-    paths = {role: RAW / f"{role}.{text['name']}.{target}" for role, text in texts.items()}
+    target, valid, tests, key = data["target"], data["valid"], data["test"], task_in(scores).key
+    test = tests[0] if isinstance(tests, list) else tests
+    paths = {f"valid_{key}": RAW / f"valid.{valid['name']}.{target}", key: RAW / f"test.{test['name']}.{target}"}
     return {
-        f"{'valid_' if role == 'valid' else ''}{task_in(scores).key}_references": identity(
-            list(read_lines(path)), target, data["source"]
-        )
-        for role, path in paths.items()
+        f"{name}_references": identity(list(read_lines(path)), target, data["source"])
+        for name, path in paths.items()
         if path.exists()
     }
 

@@ -39,7 +39,10 @@ def complete(client: MlflowClient, ran: bool) -> str:
         written = map(json.loads, read_lines(paths.VALIDATION_OUTPUTS))
         points.send_sample({**record, "seconds": seconds.get(record["update"], 0.0)} for record in written)
     describe(client, run.info.run_id, configuration, scores)
-    send_files(client, run.info.run_id)
+    made = [out for stage in graph.stages().values() for out in stage.outs if out.startswith("results/")]
+    # In the last stage dvc.lock lacks that stage's entry: `wmt publish` sends it again.
+    for path in filter(os.path.exists, (*made, "dvc.lock")):
+        client.log_artifact(run.info.run_id, path)
     view.show(client, configuration["run"]["pair"])
     if ran or "commit" not in run.data.tags:
         source.send(client, run.info.run_id)
@@ -121,13 +124,3 @@ def describe(client: MlflowClient, run: str, configuration: Mapping[str, Any], s
         params=[Param(key, str(value)) for key, value in params.items() if key not in known.params],
         tags=[RunTag(key, value) for key, value in tags.items()],
     )
-
-
-def send_files(client: MlflowClient, run: str) -> None:
-    """Send what stages leave in results/, and dvc.lock.
-
-    In the last stage, the lock file lacks that stage's entry: `wmt publish` sends it again.
-    """
-    made = [out for stage in graph.stages().values() for out in stage.outs if out.startswith("results/")]
-    for path in filter(os.path.exists, (*made, "dvc.lock")):
-        client.log_artifact(run, path)

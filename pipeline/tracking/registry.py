@@ -81,11 +81,7 @@ def best(versions: Sequence[ModelVersion], task: Task, references: str) -> str |
     scored there, the one with the highest score on `references`: scores on different sets do not compare.
     """
     score, compared, papers = f"valid_{task.key}", f"valid_{task.key}_references", task.papers_sets[0]
-    scored = [
-        candidate
-        for candidate in versions
-        if candidate.tags.get(compared) in {papers, references} and score in candidate.tags
-    ]
+    scored = [one for one in versions if one.tags.get(compared) in {papers, references} and score in one.tags]
 
     def rank(version: ModelVersion) -> tuple[bool, float, int]:
         return version.tags[compared] == papers, float(version.tags[score]), -int(version.version)

@@ -23,7 +23,6 @@ from filelock import FileLock
 
 from nmt.common.files import read_yaml, sha256_of
 from nmt.errors import InputError
-from nmt.task import task_of
 from pipeline.config import resolution
 from pipeline.config.paths import CONFIG, state_root
 from pipeline.tracking import view
@@ -262,10 +261,7 @@ def _experiment(client: MlflowClient, pair: str) -> str:
         return str(experiment.experiment_id)
     # A server chooses itself. MLflow's own choice for a database is the working directory, perhaps a copy's.
     artifacts = None if uri().startswith(("http", "databricks")) else (state_root().resolve() / "mlartifacts").as_uri()
-    tags = {
-        "mlflow.experimentKind": "custom_model_development",  # Model training, not GenAI.
-        "mlflow.experiment.primaryMetric.name": f"valid_{task_of(pair).key}",
-    }
+    tags = {"mlflow.experimentKind": "custom_model_development"}  # Model training, not GenAI.
     return str(client.create_experiment(f"wmt-{pair}", artifacts, tags))
 
 
@@ -301,9 +297,7 @@ def open_run(client: MlflowClient, training: str) -> Run:
 
 def runs(client: MlflowClient, query: str = "") -> list[Run]:
     """Return the runs of all pairs that fit a query, the newest first."""
-    experiments = [
-        experiment.experiment_id for experiment in client.search_experiments(filter_string="name LIKE 'wmt-%'")
-    ]
+    experiments = [one.experiment_id for one in client.search_experiments(filter_string="name LIKE 'wmt-%'")]
     return list(client.search_runs(experiments, query, max_results=50_000)) if experiments else []
 
 

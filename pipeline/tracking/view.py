@@ -25,7 +25,7 @@ DIFFERING = 8
 
 
 def show(client: MlflowClient, pair: str) -> str:
-    """Set the view of a pair's experiment; return the address of its run table on the server, without the host.
+    """Set the view and the main score of a pair's experiment; return the address of its run table, without the host.
 
     With `CHARTS` behind it, it is that of their charts. Without an experiment it is the first page.
     """
@@ -39,6 +39,7 @@ def show(client: MlflowClient, pair: str) -> str:
         task = CHRF
     content = json.dumps(state(runs, task))
     client.set_experiment_tag(experiment.experiment_id, f"mlflow.sharedViewState.{KEY}", content)
+    client.set_experiment_tag(experiment.experiment_id, "mlflow.experiment.primaryMetric.name", f"valid_{task.key}")
     return f"/#/experiments/{experiment.experiment_id}/runs?workflowType=machine_learning&viewStateShareKey={KEY}"
 
 

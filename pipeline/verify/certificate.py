@@ -15,7 +15,6 @@ from nmt.training.chain import Link
 from nmt.training.settings import Job
 from pipeline.config import catalogs, graph
 from pipeline.config.paths import LOCAL, read_json
-from pipeline.config.rows import flat
 from pipeline.stages import certify
 from pipeline.tracking.source import git
 from pipeline.trainings.identity import code_digest
@@ -76,10 +75,6 @@ class Certificate(BaseModel, extra="forbid"):
         """Return the hashes of files that are one of the paths, or in a folder that is."""
         folders = tuple(f"{path}/" for path in paths)
         return {name: digest for name, digest in self.files.items() if f"{name}/".startswith(folders)}
-
-    def made(self, stage: graph.Stage) -> dict[str, Any]:
-        """Return what a stage made: hashes of files by path; of `resolve` the settings by key."""
-        return dict(flat(self.settings)) if stage.name == "resolve" else self.under(stage.outs)
 
 
 def load(path: Path) -> Certificate:

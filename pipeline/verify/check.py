@@ -46,8 +46,9 @@ class Remake:
     def __init__(self, certificate: Certificate, folder: Path) -> None:
         self.certificate, self.folder = certificate, folder
         self.stages = graph.stages()
-        self.recorded = {name: certificate.made(stage) for name, stage in self.stages.items()}
-        """What the certificate has of each stage."""
+        self.recorded = {name: certificate.under(stage.outs) for name, stage in self.stages.items()}
+        """What the certificate has of each stage: hashes of files by path; of `resolve` the settings by key."""
+        self.recorded["resolve"] = dict(flat(certificate.settings))
         self._link(Path(), {Path(out) for stage in self.stages.values() for out in stage.outs})
         (folder / paths.PARAMS).write_text(yaml.safe_dump(certificate.params), encoding="utf-8")
 
@@ -167,9 +168,8 @@ def same_parent(start: StartSettings) -> Finding:
 def chained(certificate: Certificate, folder: Path) -> Finding:
     """Check that the chain follows from itself, and has the resolved settings, the corpus and the end of the run."""
     training, links = certificate.training, certificate.training.links
-    corpus = {
-        path: sha256 for path, sha256 in certificate.under([str(paths.BINNED)]).items() if path.endswith(".arrow")
-    }
+    binned = certificate.under([str(paths.BINNED)])
+    corpus = {path: sha256 for path, sha256 in binned.items() if path.endswith(".arrow")}
     resolved = folder / paths.CONFIG  # The settings as they were resolved again.
     settings = load_section("training", TrainingSettings, resolved)
     job = {**identity.job_of(load_section("model", ModelSettings, resolved), settings, folder), "corpus": None}
@@ -197,12 +197,9 @@ def early(certificate: Certificate, settings: TrainingSettings, root: Path) -> s
     if settings.patience is not None:
         if not table.exists():
             return ""
-        best, since = math.inf, 0
-        for row in paths.read_table(table):
-            if row["update"] % settings.validate_every == 0:  # as `Attempt.train` counts
-                since = 0 if row["valid_loss"] < best else since + 1
-                best = min(best, row["valid_loss"])
-        if since >= settings.patience:
+        rows = paths.read_table(table)
+        losses = [math.inf, *(row["valid_loss"] for row in rows if row["update"] % settings.validate_every == 0)]
+        if len(losses) - 1 - losses.index(min(losses)) >= settings.patience:  # as `Attempt.train` counts
             return ""
     return f"it ends at update {last:,}, the training at update {settings.updates:,}"
 

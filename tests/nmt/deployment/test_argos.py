@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sentencepiece
 from command_line import refused, wmt
 from model_folders import folder_of
 
+from nmt.deployment import argos
 from nmt.inference.translator import Translator
 
 LINES = ["the old man sees a dog .", "She sleeps well , and we do !"]
@@ -36,6 +38,20 @@ def test_a_package_has_what_argos_reads(here: Path) -> None:
     for each, expected in zip(found, Translator(ours.model, settings=greedy).translate(LINES), strict=True):
         assert processor.decode(each.hypotheses[0])[:40] == expected[:40]
     assert not list(Path().glob(".*")), "nothing else is left"
+
+
+@pytest.mark.parametrize(
+    ("scores", "sentence"),
+    [
+        ({"bleu": 31.25, "bleu_set": "test, 9 lines"}, "BLEU 31.2 on test, 9 lines, by sacreBLEU."),
+        ({"chrf": 41.26, "chrf_low": 40.0, "chrf_set": "test, 9 lines"}, "chrF 41.3 on test, 9 lines, by sacreBLEU."),
+    ],
+)
+def test_a_package_says_its_score(here: Path, scores: dict[str, Any], sentence: str) -> None:
+    pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed: pip install ctranslate2")
+    argos.export(folder_of(Path("model"), pieces=300), Path("en_de.argosmodel"), run=scores)
+    with zipfile.ZipFile("en_de.argosmodel") as archive:
+        assert sentence in archive.read("translate-en_de-1_0/README.md").decode()
 
 
 def test_what_is_no_model_on_raw_word_pieces_is_refused(tmp_path: Path) -> None:

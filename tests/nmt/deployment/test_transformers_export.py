@@ -167,10 +167,10 @@ def test_the_model_card_has_the_scores_of_this_model_alone(tmp_path: Path, capsy
     assert wmt("export", str(folder), str(tmp_path / "out"), "--to", "transformers", "--dtype", "bfloat16") == 0
     assert {tensor.dtype for tensor in load_tensors(tmp_path / "out/model.safetensors").values()} == {torch.bfloat16}
     card = (tmp_path / "out/README.md").read_text(encoding="utf-8")
-    for part in ("sacreBLEU 31.2 (95% interval 30.0 to 32.5) on set, 9 lines", "f00d", "corpus: CC BY 2.0.", "divides"):
+    for part in ("BLEU 31.2 (95% interval 30.0 to 32.5) on set, 9 lines", "f00d", "corpus: CC BY 2.0.", "divides"):
         assert part in card
     (entry,) = yaml.safe_load(card.split("---\n")[1])["model-index"]
-    assert entry["results"][0]["metrics"] == [{"type": "bleu", "value": 31.25, "name": "sacreBLEU sig"}]
+    assert entry["results"][0]["metrics"] == [{"type": "bleu", "value": 31.25, "name": "BLEU sig"}]
     (results / "scores.json").write_text(json.dumps({**scores, "bleu": 99.0}))
     assert wmt("export", str(folder), str(tmp_path / "other"), "--to", "transformers") == 0
     assert "model-index" not in (tmp_path / "other/README.md").read_text(encoding="utf-8")

@@ -87,6 +87,17 @@ def test_trees_are_registered_by_their_f1(root: Path) -> None:
     assert version.tags["valid_f1_references"] == digest(["(S (NN a))"]), "not the paper's section 22"
 
 
+def test_a_pair_that_chrf_scores_is_compared_by_chrf(root: Path, unregistered: None) -> None:
+    """Without the segmenter that sacreBLEU needs for the language."""
+    write_results()
+    scores = {key.replace("bleu", "chrf"): value for key, value in SCORES.items() if "paper_way" not in key}
+    Path("results/scores.json").write_text(json.dumps(scores))
+    assert wmt("publish") == 0
+    with connected(root / "mlflow.db") as client:
+        experiment = client.get_experiment_by_name("wmt-en-de")
+    assert experiment.tags["mlflow.experiment.primaryMetric.name"] == "valid_chrf"
+
+
 def test_publishing_twice_changes_nothing(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stored() -> tuple[Any, ...]:
         (run,) = recorded(root)
