@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from reprlib import Repr
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from pydantic import ValidationError
+from pydantic import ValidationError
 
 _SHORT = Repr()
 _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 1, 200, 200
@@ -34,3 +33,12 @@ def explain(error: ValidationError) -> str:
         # A rule about several keys names them itself.
         return f"{key}: {rule}" if key else rule
     return f"{key} is {_SHORT.repr(first['input'])}; {rule[0].lower()}{rule[1:]}"
+
+
+@contextmanager
+def explained(before: str, after: str) -> Iterator[None]:
+    """Raise InputError in place of pydantic's error: its first problem, between these two parts of a sentence."""
+    try:
+        yield
+    except ValidationError as error:
+        raise InputError(f"{before}{explain(error)}{after}") from error

@@ -6,19 +6,17 @@ import hashlib
 import re
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import torch
-from pydantic import ValidationError
 
 from nmt import codec
 from nmt.common.files import sha256_of
 from nmt.common.tensors import WEIGHTS, load_tensors
-from nmt.errors import InputError, explain
+from nmt.errors import InputError, explained
 from nmt.ids import EOS
 from nmt.inference.model_folder import ModelDescription, load_description, save_model
 from nmt.inference.settings import SearchSettings
@@ -186,7 +184,7 @@ def _chosen(
 ) -> tuple[TokenizerSettings, SubwordSettings]:
     """Return the settings of tokenizer and subwords; raise InputError where one is wrong, or Moses tears the text."""
     base = {"kind": "bpe", "merges": merges, "vocabulary": None, "multiple_of": 64}
-    with _explained():
+    with explained("", ": change it"):
         words = TokenizerSettings.model_validate({**TOKENIZER, **(tokenizer or {})})
         sides = zip(languages, pairs, strict=False) if words.tokenizer == "moses" else ()
         if any(Moses(language, words).changed(side[:SAMPLE]) > MOST_CHANGED for language, side in sides):
@@ -252,17 +250,9 @@ def _encoded(name: str, sides: Sequence[Sequence[str]], vocabulary: Subwords) ->
     return pa.record_batch(columns, names=["src", "tgt"])
 
 
-@contextmanager
-def _explained() -> Iterator[None]:
-    try:
-        yield
-    except ValidationError as error:
-        raise InputError(f"{explain(error)}: change it") from error
-
-
 def _job(model: dict[str, Any], training: dict[str, Any], rows: int, corpus: Path) -> Job:
     given = {"training": training, "vocabulary": rows, "corpus": str(corpus)}
-    with _explained():
+    with explained("", ": change it"):
         sizes = Job.model_validate({"model": {"d_k": 1, "d_v": 1, **model}, **given}).model
         width = sizes.d_model // sizes.h
         job = Job.model_validate({"model": {"d_k": width, "d_v": width, **model}, **given})

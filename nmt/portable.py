@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.overrides import TorchFunctionMode, handle_torch_function
+from torch.overrides import TorchFunctionMode, wrap_torch_function
 
 Arithmetic = Literal["ordinary", "portable"]
 Dims = int | tuple[int, ...]
@@ -224,14 +224,11 @@ def _total(e: Tensor) -> Tensor:
     return e.double().add_(shift).sub_(shift).sum(-1)
 
 
-def block_loss(*given: Any) -> Any:
-    """Do what `block_loss` in loss.py does, with one exp of every logit. Only while `Portable` is active."""
-    return handle_torch_function(_block_loss, given[:1], *given)
-
-
-def _block_loss(
+@wrap_torch_function(lambda logits, *_: (logits,))
+def block_loss(
     logits: Tensor, label: Tensor, eps_ls: float, needs_gradient: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Do what `block_loss` in loss.py does, with one exp of every logit."""
     others = eps_ls / (logits.shape[1] - 1)
     z = logits - logits.amax(1, keepdim=True)
     picked, summed = z.gather(1, label).double().squeeze(1), exact_sum(z, 1)
@@ -283,10 +280,6 @@ def adam(
             p.sub_((m * rate).div_(root_(v * correction).add_(settings["eps"])))
 
 
-def _apply(function: Any, *given: Any) -> Any:
-    return function.apply(*given)
-
-
 def _sum(x: Tensor, dim: Dims | None = None, dtype: torch.dtype | None = None) -> Tensor:
     dims = tuple(range(x.dim())) if dim is None else dim
     return exact_sum(x, dims).to(dtype or x.dtype) if x.is_floating_point() else x.sum(dims)
@@ -294,21 +287,21 @@ def _sum(x: Tensor, dim: Dims | None = None, dtype: torch.dtype | None = None) -
 
 def _add(x: Tensor, y: Any, **options: Any) -> Tensor:
     expands = isinstance(y, Tensor) and y.requires_grad and y.dim() + 1 == x.dim()
-    return torch.add(x, _apply(_Expanded, y, x.shape) if expands else y, **options)
+    return torch.add(x, _Expanded.apply(y, x.shape) if expands else y, **options)
 
 
 def _matmul(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
-    result: Tensor = _apply(_Linear, left, right.mT, None) if torch.is_grad_enabled() else product(left, right)
+    result: Tensor = _Linear.apply(left, right.mT, None) if torch.is_grad_enabled() else product(left, right)
     return result if out is None else out.copy_(result)
 
 
 OWN: dict[str, Callable[..., Any]] = {
-    "linear": lambda x, weight, bias=None: _apply(_Linear, x.flatten(0, -2), weight, bias).unflatten(0, x.shape[:-1]),
+    "linear": lambda x, weight, bias=None: _Linear.apply(x.flatten(0, -2), weight, bias).unflatten(0, x.shape[:-1]),
     "matmul": _matmul, "mm": _matmul, "spmm": _matmul,
     "addmm_": lambda x, left, right: x.add_(product(left, right)),
-    "embedding": lambda ids, table, **_: _apply(_Embedding, ids, table),
-    "softmax": lambda x, dim: _apply(_Softmax, x), "log_softmax": _log_softmax,
-    "layer_norm": lambda x, shape, weight, bias, eps: _apply(_LayerNorm, x, weight, bias, eps),
+    "embedding": lambda ids, table, **_: _Embedding.apply(ids, table),
+    "softmax": lambda x, dim: _Softmax.apply(x), "log_softmax": _log_softmax,
+    "layer_norm": lambda x, shape, weight, bias, eps: _LayerNorm.apply(x, weight, bias, eps),
     "add": _add, "sum": _sum, "sin": sine, "cos": lambda x: sine(x, 1),
     "div": lambda x, y: x / y if isinstance(y, Tensor) else x * (1 / y),
     "__rpow__": lambda x, base: exp(x * log(torch.tensor(base, dtype=x.dtype))),
@@ -316,7 +309,7 @@ OWN: dict[str, Callable[..., Any]] = {
     "uniform_": lambda tensor, a=0, b=1, generator=None: tensor.detach().copy_(_uniform(tensor.shape) * (b - a) + a),
     "normal_": _normal_, "kaiming_uniform_": lambda tensor, *_, **__: tensor,
     "linalg_vector_norm": norm, "_foreach_norm": lambda tensors, order: [norm(tensor, order) for tensor in tensors],
-    "_fused_adam_": adam, "_block_loss": _block_loss,
+    "_fused_adam_": adam, "block_loss": block_loss,
 }  # fmt: skip
 EXACT = {
     *OWN, "__float__", "__get__", "__getitem__", "__invert__", "__len__", "__set__", "__setitem__", "_foreach_add_",

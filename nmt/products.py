@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,24 +23,19 @@ for _cache in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
     # this at the first product.
     os.environ.setdefault(_cache, "256")
 
-Library = Literal["torch", "onednn"]
-"""`torch`: whatever torch's own products are."""
 
+def has_fast_onednn() -> bool:
+    """Return whether oneDNN's products are the fastest here: on x86 processors that are not Intel's.
 
-def fastest() -> Library:
-    """Return the library for this machine: oneDNN on x86 processors that are not Intel's.
-
-    Chosen by vendor, not by measurement: timings vary between runs, and the choice changes the bits of the weights.
+    By vendor, not by measurement: timings vary between runs, and the choice changes the bits of the weights.
     """
     exists = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-    return "onednn" if exists and cpuinfo("vendor_id") not in {"", "GenuineIntel"} else "torch"
+    return exists and cpuinfo("vendor_id") not in {"", "GenuineIntel"}
 
 
+ONEDNN = has_fast_onednn()
+"""Whether products in float32 on the CPU that are not portable are oneDNN's; else they are torch's own."""
 AVX512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
-
-chosen: Library = fastest()
-"""The library of this process. Other precisions than float32, other devices and portable arithmetic use torch's
-products regardless."""
 
 
 def has_own_backward(x: Tensor) -> bool:
@@ -54,7 +49,7 @@ def has_own_backward(x: Tensor) -> bool:
 
 def by_onednn(x: Tensor) -> bool:
     # Portable arithmetic replaces torch's functions. Under autocast products are oneDNN's already, in bfloat16.
-    ours = chosen == "onednn" and x.is_cpu and x.dtype == torch.float32 and x.numel() > 0
+    ours = ONEDNN and x.is_cpu and x.dtype == torch.float32 and x.numel() > 0
     return ours and not torch.is_autocast_enabled("cpu") and not has_torch_function((x,))
 
 

@@ -115,13 +115,10 @@ def agreements(world: Any) -> dict[str, Any]:
     """All that a world agrees on; each rank gives another value."""
     import torch
 
-    world.barrier()
     return {
         "rank": world.rank, "size": world.size, "main": world.main, "device": str(world.device),
         "sum": world.sum(torch.tensor([world.rank + 1.0, 0.5])).tolist(),
-        "any_of_one": world.any(world.rank == 2), "any_of_none": world.any(False),
-        "minimum": world.minimum(5 - 5 * world.rank), "same": world.same(7), "differ": world.same(world.rank),
-        "one_differs": world.same(int(world.rank == 1)), "large": world.same(2**40 + 1),
+        "gathered": world.gather({"of": world.rank}),
     }  # fmt: skip
 
 
@@ -154,14 +151,6 @@ def disturbed_training(world: Any, job: dict[str, Any], folder: str, update: int
     return training(world, job, folder)
 
 
-def training_with_products(world: Any, job: dict[str, Any], folder: str, libraries: list[str]) -> bool:
-    """A training whose ranks have processors for which these libraries are the fastest."""
-    from nmt import products
-
-    products.fastest = lambda: libraries[world.rank]
-    return training(world, job, folder)
-
-
 def overlapped_gradients(world: Any, job: dict[str, Any]) -> list[list[int]]:
     """Compare the sums of ten updates' gradients in no fixed order with those along the tree.
 
@@ -171,13 +160,12 @@ def overlapped_gradients(world: Any, job: dict[str, Any]) -> list[list[int]]:
 
     from nmt.training import gradients
     from nmt.training.batches import Corpus, train_files
-    from nmt.training.distributed import World
     from nmt.training.settings import Job
     from nmt.training.trainer import Trainer
 
     done: list[list[int]] = []
-    begin, added = World.begin_sum, gradients.OverlappedGradients._added
-    World.begin_sum = lambda self, values: (done[-1].append(values.numel()), begin(self, values))[1]
+    begin, added = gradients.all_reduce, gradients.OverlappedGradients._added
+    gradients.all_reduce = lambda values, **given: (done[-1].append(values.numel()), begin(values, **given))[1]
     gradients.OverlappedGradients._added = lambda *given: (done[-1].append(0), added(*given))[1]
     gradients.BUCKET = 1000
     settings = Job.model_validate(job)
@@ -204,22 +192,22 @@ def main_module_failing(world: Any, folder: str, where: str, store: str) -> None
     import torch
     from torch import distributed
 
-    from nmt.training import loop, state
+    from nmt.training import gradients, loop, state
     from nmt.training.distributed import World, join_world
     from nmt.training.trainer import Trainer
 
-    world.barrier()  # A rank that leaves while another still connects makes that one fail.
+    distributed.barrier()  # A rank that leaves while another still connects makes that one fail.
     leave = distributed.destroy_process_group
     leave()
 
-    def failing(*given: Any) -> None:
+    def failing(*given: Any, **options: Any) -> None:
         if where == "memory":
             torch.empty(2**60, dtype=torch.uint8)
         raise OSError(f"no room in {where}")
 
     def step(self: Trainer, update: Any, real: Any = Trainer.step) -> None:
         if update.number == 3 and world.rank == (0 if where == "saving" else world.size - 1):
-            sums = {"sum": (World, "tree_sum"), "overlapped sum": (World, "begin_sum")}
+            sums = {"sum": (World, "tree_sum"), "overlapped sum": (gradients, "all_reduce")}
             owner, name = {"saving": (state, "save_tensors"), **sums}.get(where, (Trainer, "losses"))
             setattr(owner, name, failing)
         real(self, update)

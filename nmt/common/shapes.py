@@ -1,4 +1,4 @@
-"""Shapes in signatures: jaxtyping's annotations, checked during tests; plain tensors if it is not installed."""
+"""Shapes in signatures: jaxtyping's annotations, checked during tests, which alone need it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,7 @@ if TYPE_CHECKING:
 else:
     try:
         from jaxtyping import Bool, Float, Int
-    except ModuleNotFoundError:
-
-        class _Tensor:
-            """Make `Float[Tensor, "batch length"]` mean `Tensor`, since training does not require jaxtyping."""
-
-            def __class_getitem__(cls, item):
-                return item[0]
-
-        Bool = Float = Int = _Tensor
+    except ModuleNotFoundError:  # Annotations are evaluated in tests alone.
+        Bool = Float = Int = None
 
 __all__ = ["Bool", "Float", "Int"]

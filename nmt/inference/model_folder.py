@@ -8,12 +8,11 @@ from pathlib import Path
 
 import torch
 import yaml
-from pydantic import ValidationError
 from torch import Tensor
 
 from nmt.common.files import read_yaml, writing
 from nmt.common.tensors import WEIGHTS, load_tensors, save_tensors
-from nmt.errors import InputError, explain
+from nmt.errors import InputError, explained
 from nmt.inference.settings import SearchSettings
 from nmt.model import Transformer
 from nmt.model_settings import ModelSettings
@@ -65,11 +64,10 @@ def load_description(folder: Path) -> ModelDescription:
     path = folder / "config.yaml"
     try:
         content = read_yaml(path)
-        return ModelDescription.model_validate(content if isinstance(content, dict) else {})
     except OSError as error:
         raise InputError(f"{folder} is no model folder: {path} cannot be read ({error.strerror})") from error
-    except ValidationError as error:
-        raise InputError(f"{path} is damaged or of another version: {explain(error)}") from error
+    with explained(f"{path} is damaged or of another version: ", ""):
+        return ModelDescription.model_validate(content if isinstance(content, dict) else {})
 
 
 def load(folder: str | Path) -> Transformer:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from nmt.errors import InputError, explain
+from nmt.errors import InputError, explained
 from nmt.schema import Few, Settings
 
 
@@ -25,10 +25,8 @@ class SearchSettings(Settings):
 
     def changed(self, changes: Mapping[str, Any]) -> SearchSettings:
         """Return these settings with some values changed; raise InputError for a wrong one."""
-        try:
+        with explained("the search's ", ": change it"):
             return SearchSettings.model_validate({**self.model_dump(), **changes})
-        except ValidationError as error:
-            raise InputError(f"the search's {explain(error)}: change it") from error
 
     def check_nbest(self, nbest: int) -> None:
         """Raise InputError if a beam search cannot give `nbest` translations of a sentence."""

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import groupby, pairwise
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nmt.common.shapes import Int
-from nmt.errors import InputError
 from nmt.flops import LengthSums
 from nmt.ids import BOS, PAD
 from nmt.packing import Packed, pack
@@ -44,10 +44,7 @@ class Corpus:
         """Source and target of each record batch."""
         starts, file_starts, self.longest = [0], [0], 0
         for path in files:
-            try:
-                reader = pa.ipc.open_file(pa.memory_map(str(path)))
-            except (OSError, pa.ArrowInvalid) as error:
-                raise InputError(f"{path} is no Arrow file ({error}): make it again with the stage binarize") from error
+            reader = pa.ipc.open_file(pa.memory_map(str(path)))
             for index in range(reader.num_record_batches):
                 batch = reader.get_batch(index)
                 columns = batch.column("src"), batch.column("tgt")
@@ -57,8 +54,6 @@ class Corpus:
                 self.longest = max(self.longest, *(int(np.diff(offsets).max(initial=0)) for offsets, _ in (src, tgt)))
                 starts.append(starts[-1] + batch.num_rows)
             file_starts.append(starts[-1])
-        if starts[-1] == 0:
-            raise InputError(f"there is no pair in {len(files)} binned files: train on a corpus that has some")
         self._starts, self.file_starts = np.array(starts), np.array(file_starts)
         # Only these arrays grow with the corpus: 2 bytes per side, or 4 if a sentence has 65,536 subwords or more.
         dtype = np.uint16 if self.longest < 2**16 else np.uint32
@@ -91,13 +86,6 @@ class Corpus:
             padded[rows[row], column] = ids[first[row] + column]
         return padded
 
-    def sort_keys(self, pairs: NDArray[np.integer]) -> NDArray[np.integer]:
-        """Return a sort key per pair: its length bin, or its target length if the corpus has only one file."""
-        alone = len(self.file_starts) == 2
-        keys: NDArray[np.integer]
-        keys = self.tgt_lengths[pairs] if alone else np.searchsorted(self.file_starts, pairs, side="right")
-        return keys
-
     def sums(self, pairs: NDArray[np.integer]) -> LengthSums:
         """Return the sums of lengths that determine the cost of training on `pairs`."""
         src, tgt = self.src_lengths[pairs].astype(np.int64), self.tgt_lengths[pairs].astype(np.int64)
@@ -106,11 +94,8 @@ class Corpus:
 
 
 def train_files(folder: Path) -> list[Path]:
-    """Return the length bins of a binned corpus, shortest first; raise InputError if there is none."""
-    files = sorted(folder.glob("train.*.arrow"))
-    if not files:
-        raise InputError(f"{folder} holds no train.*.arrow: run the stage binarize")
-    return files
+    """Return the length bins of a binned corpus, the shortest first."""
+    return sorted(folder.glob("train.*.arrow"))
 
 
 @dataclass(frozen=True)
@@ -146,13 +131,8 @@ def make_batch(corpus: Corpus, blocks: Sequence[NDArray[np.integer]], heads: int
     return Batch(src_packed, tgt_packed, torch.from_numpy(np.concatenate(labels)))
 
 
-@dataclass(frozen=True)
-class Cut:
-    """Pairs cut into consecutive parts, some of them possibly empty."""
-
-    parts: list[NDArray[np.integer]]
-    padded: int
-    """Positions of all parts, source and target, each part padded to its longest pair."""
+Cut = tuple[int, list[NDArray[np.integer]]]
+"""The positions of all parts, source and target, each padded to its longest pair; the parts, some possibly empty."""
 
 
 def cut(corpus: Corpus, pairs: NDArray[np.integer], count: int) -> Cut:
@@ -161,9 +141,11 @@ def cut(corpus: Corpus, pairs: NDArray[np.integer], count: int) -> Cut:
     Of two orders, by target bin and then by source length, and by target length and then by source length, the one
     with less padding is chosen.
     """
-    keys = corpus.sort_keys(pairs), corpus.tgt_lengths[pairs]
+    keys: list[NDArray[np.integer]] = [corpus.tgt_lengths[pairs]]
+    if len(corpus.file_starts) > 2:  # A corpus of one file has no bins.
+        keys.insert(0, np.searchsorted(corpus.file_starts, pairs, side="right"))
     orders = [pairs[np.lexsort((corpus.src_lengths[pairs], key))] for key in keys]
-    return min((_cut_in_order(corpus, order, count) for order in orders), key=lambda made: made.padded)
+    return min((_cut_in_order(corpus, order, count) for order in orders), key=itemgetter(0))
 
 
 def _cut_in_order(corpus: Corpus, order: NDArray[np.integer], count: int) -> Cut:
@@ -175,7 +157,7 @@ def _cut_in_order(corpus: Corpus, order: NDArray[np.integer], count: int) -> Cut
     pairs = np.diff([0, *starts, len(order)])
     first = np.concatenate(([0], starts))[pairs > 0]
     widths = np.maximum.reduceat(src, first) + np.maximum.reduceat(tgt, first)
-    return Cut(np.split(order, starts), int((widths * pairs[pairs > 0]).sum()))
+    return int((widths * pairs[pairs > 0]).sum()), np.split(order, starts)
 
 
 def plan_epoch(corpus: Corpus, seed: int, epoch: int, tokens: int) -> list[NDArray[np.int32]]:
@@ -234,14 +216,14 @@ def updates(
         plan = plan_epoch(corpus, seed, epoch, tokens)
         for number in its_numbers:
             pairs = plan[(number - 1) % count]
-            divided = cut(corpus, pairs, max(shards, BLOCKS))
+            padded, divided = cut(corpus, pairs, max(shards, BLOCKS))
             blocks_a_shard = max(1, BLOCKS // shards)
             parts = [
-                [part for part in divided.parts[i * blocks_a_shard : (i + 1) * blocks_a_shard] if len(part)]
+                [part for part in divided[i * blocks_a_shard : (i + 1) * blocks_a_shard] if len(part)]
                 for i in range(shards)
             ]
             batches = [make_batch(corpus, blocks, heads) if blocks else None for blocks in parts[of_rank]]
-            yield Update(number, of_rank.start, batches, corpus.sums(pairs), divided.padded)
+            yield Update(number, of_rank.start, batches, corpus.sums(pairs), padded)
         del plan, pairs  # The next plan is made after the memory of this one is free.
 
 

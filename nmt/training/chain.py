@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from nmt.common.files import link_or_copy, writing
 from nmt.common.tensors import WEIGHTS, digest, load_tensors
-from nmt.errors import InputError
+from nmt.errors import explained
 from nmt.model import Transformer
 from nmt.training import state
 from nmt.training.checkpoint import update_of
@@ -74,10 +74,8 @@ def losses_hash(records: Iterable[Mapping[str, Any]], after: int, last: int) -> 
 
 def read_chain(path: Path) -> list[Link]:
     """Return the links of a chain file, the first update first; raise InputError where a key or a value is wrong."""
-    try:
+    with explained(f"{path} holds no chain of hashes (", "): train again"):
         return [Link.model_validate(entry) for entry in read_history(path)]
-    except ValidationError as error:
-        raise InputError(f"{path} holds no chain of hashes ({error.errors()[0]['msg']}): train again") from error
 
 
 def broken(links: Sequence[Link]) -> Link | None:

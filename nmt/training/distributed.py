@@ -14,8 +14,6 @@ import torch
 from torch import distributed
 from torch.distributed import TCPStore  # type: ignore[attr-defined] # documented, but not exported
 
-from nmt.errors import InputError
-
 LOOPBACK = "127.0.0.1"
 Value = TypeVar("Value")
 TIMEOUT = timedelta(minutes=10)
@@ -37,11 +35,6 @@ class World:
         """Whether this process writes the files and prints."""
         return self.rank == 0
 
-    @property
-    def spare(self) -> bool:
-        """Whether this process only stands by, because the others are as many as can share the work."""
-        return self.rank >= self.size
-
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """Sum over all ranks in place, in no fixed order, and return the tensor.
 
@@ -50,10 +43,6 @@ class World:
         if self.size > 1:
             distributed.all_reduce(values)
         return values
-
-    def begin_sum(self, values: torch.Tensor) -> distributed.Work:
-        """Begin what `sum` does; on GPUs only the current stream waits in the result's `wait`."""
-        return distributed.all_reduce(values, async_op=True)
 
     def tree_sum(self, values: torch.Tensor) -> None:
         """Sum a flat tensor over all ranks in place, along the binary tree over the ranks' numbers.
@@ -83,44 +72,17 @@ class World:
         for work in distributed.batch_isend_irecv([distributed.P2POp(call, tensor, partner) for call, tensor in pairs]):
             work.wait()
 
-    def any(self, flag: bool) -> bool:
-        """Return whether the flag is true on any rank, without waiting for GPUs."""
-        return self.minimum(not flag) == 0
-
-    def minimum(self, value: int) -> int:
-        if self.size == 1:
-            return value
-        values = torch.tensor(value)
-        distributed.all_reduce(values, distributed.ReduceOp.MIN, group=self.control)
-        return int(values)
-
-    def same(self, value: int) -> bool:
-        return self.minimum(value) == -self.minimum(-value)
-
     def gather(self, value: Value) -> list[Value]:
-        """Return the values of all ranks, in their order."""
+        """Return the values of all ranks, in their order, without waiting for GPUs."""
         values = [value] * self.size
         if self.size > 1:
             distributed.all_gather_object(values, value, group=self.control)
         return values
 
-    def barrier(self) -> None:
-        if self.size > 1:
-            distributed.barrier()
-
 
 def most_processes(available: int, shards: int) -> int:
     """Return the largest number of processes, of those available, among which the shards can be divided evenly."""
     return 1 << (min(available, shards).bit_length() - 1)
-
-
-def check_processes(processes: int, shards: int) -> None:
-    """Raise InputError if the shards of an update cannot be divided among the processes."""
-    if shards % processes:
-        raise InputError(
-            f"{processes} processes cannot train together: training.shards is {shards}, and their number must divide "
-            f"it; use {most_processes(processes, shards)} processes, or change training.shards"
-        )
 
 
 @contextmanager

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import cast
 
 import torch
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
+from torch.distributed import Work, all_reduce
 
 from nmt.training.distributed import World
 
@@ -68,10 +69,10 @@ class OverlappedGradients:
     to it. Before an update all gradients must be set to 0, in place.
     """
 
-    def __init__(self, parameters: list[nn.Parameter], world: World) -> None:
-        self._parameters, self._world = parameters, world
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        self._parameters = parameters
         self._buckets: list[Tensor] = []
-        self._sums: list[distributed.Work] = []
+        self._sums: list[Work] = []
         """Of the first buckets, begun in the same order on every process."""
         groups: dict[int, list[nn.Parameter]] = {}
         before = 0
@@ -94,10 +95,10 @@ class OverlappedGradients:
     def _added(self, number: int, parameter: Tensor) -> None:
         self._missing[number] -= parameter.numel()
         while len(self._sums) < len(self._buckets) and self._missing[len(self._sums)] == 0:
-            self._sums.append(self._world.begin_sum(self._buckets[len(self._sums)]))
+            self._sums.append(all_reduce(self._buckets[len(self._sums)], async_op=True))
 
     def total(self) -> Tensors:
-        self._sums += map(self._world.begin_sum, self._buckets[len(self._sums) :])
+        self._sums += [all_reduce(bucket, async_op=True) for bucket in self._buckets[len(self._sums) :]]
         for bucket_sum in self._sums:
             bucket_sum.wait()
         self._sums.clear()

@@ -32,7 +32,6 @@ from typing import Any, NoReturn
 
 import torch
 
-from nmt import products
 from nmt.common.files import FULL_DISK, flush, read_yaml, write_json
 from nmt.common.processes import INTERRUPTED, TRAINERS, UNRECORDED, die_with_parent, sharing
 from nmt.errors import InputError
@@ -68,12 +67,11 @@ class Attempt:
             loaded = state.load_state(path, trainer.model, trainer.optimizer)
             recorded = max((record["seconds"] for record in read_history(self.folder / HISTORY)), default=0.0)
             trainer.measured = Measurements(world, loaded.resumed(recorded, trainer.measured.state))
-        if not world.same(trainer.update):
+        if len(set(world.gather(trainer.update))) > 1:
             # Network file systems show new files late: a restart finds them.
             raise RuntimeError(
                 f"this rank would resume after update {trainer.update:,}, but another rank at a different one"
             )
-        world.barrier()
         if not world.main:
             return
         self.replace_damaged(damaged, path)
@@ -256,7 +254,6 @@ def train(job: Job, folder: Path, world: World) -> bool:
             f"no saved state in {folder} has the hashes with which it was saved: copy what you need of checkpoints/, "
             "then remove that folder to start this training again"
         )
-    choose_products(saved, world)
     with arithmetic(job.training.arithmetic):
         trainer = Trainer(job, world)
     if job.training.start_from is not None and saved is None:
@@ -280,13 +277,6 @@ def newest_whole(folder: Path) -> tuple[Path | None, list[Path]]:
                 return path, damaged
             damaged.append(path)
     return None, damaged
-
-
-def choose_products(saved: Path | None, world: World) -> None:
-    """Choose the library of a CPU's products: a resumed training's own, and torch's where a process lacks the other."""
-    fastest = products.fastest()
-    requested = fastest if saved is None else state.read_state(saved).conditions.products
-    products.chosen = "torch" if world.any("torch" in (fastest, requested)) else requested
 
 
 def stand_by(folder: Path, world: World) -> bool:
@@ -360,7 +350,7 @@ def main() -> None:
     torch.set_flush_denormal(job.training.arithmetic == "ordinary")
     try:
         with sharing(folder / TRAINERS), join_world(job.training.shards) as world:
-            finished = stand_by(folder, world) if world.spare else train(job, folder, world)
+            finished = stand_by(folder, world) if world.rank >= world.size else train(job, folder, world)
             if not finished and world.main:
                 (folder / "interrupted").touch()
     except Exception as error:

@@ -20,7 +20,6 @@ from nmt.common.tensors import WEIGHTS, load_tensors, save_tensors
 from nmt.errors import InputError, explain
 from nmt.flops import LengthSums
 from nmt.model import Transformer
-from nmt.products import Library
 
 MOMENTS = "optimizer.safetensors"
 START = "start.safetensors"
@@ -46,8 +45,6 @@ class ResumeConditions(_Saved):
     compiled: bool
     deterministic: bool
     torch: str
-    products: Library = "torch"
-    """The library of a CPU's products in float32; a resumed training uses the same one if it is available."""
     portable: bool = False
     """Whether arithmetic is portable: then the other conditions may differ."""
 

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from nmt import products
 from nmt.common.cpu import processor
 from nmt.errors import InputError
 from nmt.flops import LengthSums, training_flops
@@ -23,7 +22,7 @@ from nmt.model import Transformer
 from nmt.packing import pack_tensor
 from nmt.portable import block_loss as portable_loss
 from nmt.training.batches import Batch, Corpus, Update, cut, make_batch, updates
-from nmt.training.distributed import World, check_processes
+from nmt.training.distributed import World
 from nmt.training.gradients import Gradients, OverlappedGradients
 from nmt.training.measurements import Measurements
 from nmt.training.schedule import learning_rate
@@ -52,7 +51,6 @@ class Trainer:
     def __init__(self, job: Job, world: World) -> None:
         self.job, self.world = job, world
         self.settings = job.training
-        check_processes(world.size, self.settings.shards)
         if self.settings.deterministic and world.device.type == "cuda":
             use_deterministic_kernels()
         portable = self.settings.arithmetic == "portable"
@@ -74,7 +72,7 @@ class Trainer:
         )
         self.overlapped: OverlappedGradients | None = None
         if world.size > 1 and not self.in_fixed_order:
-            self.overlapped = OverlappedGradients(self.parameters, world)
+            self.overlapped = OverlappedGradients(self.parameters)
         recorded_settings = {name: getattr(self.settings, name) for name in ("updates", "validate_every")}
         self.measured = Measurements(
             world, TrainState(processes=world.size, conditions=self.conditions(), **recorded_settings)
@@ -126,7 +124,6 @@ class Trainer:
             compiled=self.compiled,
             deterministic=self.in_fixed_order,
             torch=torch.__version__,
-            products=products.chosen if on_cpu else "torch",
             portable=self.settings.arithmetic == "portable",
         )
 
@@ -212,7 +209,7 @@ class Trainer:
         """
         self.model.eval()
         count = -(-corpus.tokens // (2 * VALIDATION_POSITIONS))
-        parts = cut(corpus, np.arange(len(corpus)), count).parts
+        _, parts = cut(corpus, np.arange(len(corpus)), count)
         likelihoods = torch.zeros(count, dtype=torch.float64, device=self.world.device)
         for number in range(self.world.rank, count, self.world.size):
             if len(parts[number]):
@@ -270,7 +267,7 @@ class Trainer:
         """Return whether any rank was asked to stop. Several GPUs ask each other every STOP_EVERY updates only."""
         if self.world.size > 1 and self.world.device.type == "cuda" and self.update % STOP_EVERY:
             return False
-        return self.world.any(self.stop_requested)
+        return any(self.world.gather(self.stop_requested))
 
 
 def out_of_memory(error: RuntimeError) -> bool:

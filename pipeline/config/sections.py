@@ -6,10 +6,8 @@ import importlib.metadata
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import ValidationError
-
 from nmt.common.files import read_yaml
-from nmt.errors import InputError, explain
+from nmt.errors import InputError, explained
 from nmt.schema import Count, Few, Settings
 from pipeline.config.paths import CONFIG
 
@@ -63,10 +61,8 @@ def plain_section(name: str, path: Path = CONFIG) -> Any:
 
 def load_section(name: str, section: type[Section], path: Path = CONFIG) -> Section:
     """Return the section `name` of the resolved configuration; raise InputError where it is missing or invalid."""
-    try:
+    with explained(f"{path}, section `{name}`: ", "; resolve it again"):
         return section.model_validate(plain_section(name, path))
-    except ValidationError as error:
-        raise InputError(f"{path}, section `{name}`: {explain(error)}; resolve it again") from error
 
 
 def check_versions(*libraries: str) -> None:

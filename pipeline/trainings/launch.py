@@ -40,7 +40,7 @@ def process_count(shards: int, needed: int = 0, threads: int = 1) -> int:
     cores and more beside other programs. There are fewer than cores if each process has several `threads`, if memory
     does not suffice (`needed` bytes each), or if several nodes share the shards; one if OMP_NUM_THREADS is set.
     """
-    from nmt.training.distributed import check_processes, most_processes  # imports torch
+    from nmt.training.distributed import most_processes  # imports torch
 
     requested, gpus = os.environ.get("WMT_PROCESSES"), len(machine.gpus())
     if requested is not None:
@@ -49,7 +49,11 @@ def process_count(shards: int, needed: int = 0, threads: int = 1) -> int:
                 f"WMT_PROCESSES is {requested!r}, and this machine has {gpus} GPUs for it: it must be a whole number "
                 "from 1 on, on GPUs at most one process on each; unset it to have it chosen"
             )
-        check_processes(int(requested), shards)
+        if shards % int(requested):
+            raise InputError(
+                f"{requested} processes cannot train together: training.shards is {shards}, and their number must "
+                f"divide it; use {most_processes(int(requested), shards)} processes, or change training.shards"
+            )
         return int(requested)
     cores = 1 if "OMP_NUM_THREADS" in os.environ else machine.available_cores() // max(1, threads)
     of_cpu = min(cores, machine.memory() // max(1, needed), shards // nodes()[1])

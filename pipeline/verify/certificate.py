@@ -8,9 +8,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, Field
 
-from nmt.errors import InputError, explain
+from nmt.errors import explained
 from nmt.training.chain import Link
 from nmt.training.settings import Job
 from pipeline.config import catalogs, graph
@@ -79,10 +79,8 @@ class Certificate(BaseModel, extra="forbid"):
 
 def load(path: Path) -> Certificate:
     """Return a certificate; raise InputError for a file that is none."""
-    try:
+    with explained(f"{path} is no certificate (", f"): {HELP}"):
         return Certificate.model_validate(read_json(path, remedy=HELP))
-    except ValidationError as error:
-        raise InputError(f"{path} is no certificate ({explain(error)}): {HELP}") from error
 
 
 def difference(here: Mapping[str, Any], there: Mapping[str, Any]) -> str:

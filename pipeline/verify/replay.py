@@ -149,7 +149,8 @@ class Training:
             names = ("weights", "moments", "losses")
             if changed := [name for name in names if getattr(link, name) != getattr(other, name)]:
                 now = again[-1].conditions
-                why = [f"{key} was {was}, here {now[key]}" for key, was in link.conditions.items() if was != now[key]]
+                both = ((key, was, now[key]) for key, was in link.conditions.items() if key in now)
+                why = [f"{key} was {was}, here {here}" for key, was, here in both if was != here]
                 return "; ".join([f"{', '.join(changed)} part between updates {before:,} and {link.update:,}", *why])
             before = link.update
         return None if end in made else f"training again did not come to update {end:,}"

@@ -60,11 +60,11 @@ def test_step_by_step_equals_all_positions_at_once(changes: dict[str, object]) -
 
 def test_packed_weights_decode_as_the_models_own(monkeypatch: pytest.MonkeyPatch) -> None:
     model, results = model_of().float(), []
-    for library in ("torch", "onednn"):
-        monkeypatch.setattr(products, "chosen", library)
+    for by_onednn in (False, True):
+        monkeypatch.setattr(products, "ONEDNN", by_onednn)
         decoder = Decoder(model)
         packed = sum(isinstance(module, products.Fixed) for module in decoder.model.modules())
-        assert packed == (0 if library == "torch" else 2 * (6 + 5))  # Two layers a stack; five others are fused.
+        assert packed == (2 * (6 + 5) if by_onednn else 0)  # Two layers a stack; five others are fused.
         assert decoder.model.embedding.table is model.embedding.table
         results.append(step(decoder.start(SRC), torch.full((2, 1), BOS)))
     torch.testing.assert_close(results[1], results[0], rtol=1e-5, atol=1e-5)

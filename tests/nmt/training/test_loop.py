@@ -23,7 +23,6 @@ import yaml
 from refusals import check_refusal
 from trainings import ALONE, CONDITIONS, MakeJob, final_weights, logged, run, same, stopped, write_arrow
 
-from nmt import products
 from nmt.common import tensors
 from nmt.common.processes import TRAINERS, UNRECORDED
 from nmt.flops import LengthSums, parameters, training_flops
@@ -248,22 +247,6 @@ def test_a_resume_says_what_is_different_now(
     assert message in output
 
 
-@pytest.mark.parametrize(("begun", "now"), [("torch", "onednn"), ("onednn", "torch"), ("onednn", "onednn")])
-def test_a_resumed_training_keeps_its_products_where_it_can(
-    tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-    begun: str, now: str,
-) -> None:  # fmt: skip
-    monkeypatch.setattr(products, "chosen", "torch")  # Restored at the end.
-    monkeypatch.setattr(products, "fastest", lambda: begun)
-    stopped(tiny_job(updates=5), tmp_path / "run", 3)
-    monkeypatch.setattr(products, "fastest", lambda: now)
-    assert run(tiny_job(updates=5), tmp_path / "run")
-    kept = begun in {"torch", now}
-    (path,) = (tmp_path / "run/resume").iterdir()
-    assert state.read_state(path).conditions.products == products.chosen == (begun if kept else now)
-    assert ("products was 'onednn' and is 'torch'" in capsys.readouterr().out) == (not kept)
-
-
 def test_fine_tuning_resumes_to_the_bit(tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run(tiny_job(updates=3), tmp_path / "parent")
     job = tiny_job(updates=8, start_from={"folder": "x", "weights": "0" * 64})
@@ -359,8 +342,8 @@ def test_ctrl_c_asks_for_a_stop_while_training_alone(tiny_job: MakeJob) -> None:
 )
 def test_several_gpus_ask_every_four_updates(tiny_job: MakeJob, device: str, size: int, asked: Iterable[int]) -> None:
     class Asked(World):
-        def minimum(self, value: int) -> int:
-            return 0
+        def gather(self, value: Any) -> list[Any]:
+            return [value, True]
 
     trainer = Trainer(Job.model_validate(tiny_job()), ALONE)
     trainer.world = Asked(0, size, torch.device(device))

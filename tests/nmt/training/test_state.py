@@ -15,7 +15,6 @@ from trainings import ALONE, CONDITIONS
 
 from nmt.errors import InputError
 from nmt.flops import LengthSums
-from nmt.products import Library
 from nmt.training.measurements import Measurements
 from nmt.training.state import TrainState, load_state, read_state, save_state
 from tests.nmt.conftest import Training
@@ -24,7 +23,7 @@ INITIAL = TrainState(updates=30, validate_every=10, conditions=CONDITIONS, proce
 
 VALUES = {
     int: 2**60, float: 0.1, str: 'é \n"\\\u2028', bool: True, dict[str, float]: {"cpu": 0.3, "": 1e300},
-    LengthSums: LengthSums(1, 2, 3, 4, 5, 6), Library: "onednn",
+    LengthSums: LengthSums(1, 2, 3, 4, 5, 6),
 }  # fmt: skip
 
 
