@@ -5,7 +5,6 @@ import gc
 import os
 import signal
 import sys
-from collections import Counter
 from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from random import Random
@@ -84,19 +83,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     jaxtyping.config.update("jaxtyping_disable", not item.path.is_relative_to(HERE / "nmt"))
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_sessionfinish(session: pytest.Session) -> Generator[None, object, object]:
-    """Say in the last line what was not tested here, as without Chromium."""
-    finished = yield
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish() -> None:
     # Triton, which torch's fused Adam imports, would report what is frozen as leaks.
     gc.unfreeze()
     atexit.unregister(gc.freeze)  # of commands that ran in this process
-    terminal = session.config.pluginmanager.get_plugin("terminalreporter")
-    skipped = Counter(report.longrepr[2] for report in terminal.stats.get("skipped", ())) if terminal else Counter()
-    if skipped:
-        told = "; ".join(f"{reason.removeprefix('Skipped: ')} ({count})" for reason, count in skipped.most_common())
-        terminal.write_line(f"not tested: {told}")
-    return finished
 
 
 @pytest.fixture

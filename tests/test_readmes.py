@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import io
 import json
-import os
 import re
 import shlex
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from typing import Any
 
 import pytest
 import typer
-from clones import ROOT, SHRUNKEN, Clone
+from clones import ROOT, SHRUNKEN, Clone, git
 from command_line import wmt
 from dvc.cli import main as dvc
 from model_folders import folder_of
@@ -34,13 +33,8 @@ SUFFIXES = (".py", ".md", ".yaml", ".yml", ".toml", ".lock")
 
 
 def readmes() -> list[str]:
-    """The paths of all README.md files; hidden and generated folders are left out."""
-    left_out = {ROOT / path for path in OUTPUTS}
-    paths = []
-    for folder, below, files in os.walk(ROOT):
-        below[:] = [name for name in below if not name.startswith(".") and Path(folder, name) not in left_out]
-        paths += [Path(folder, name).relative_to(ROOT).as_posix() for name in files if name == "README.md"]
-    return sorted(paths)
+    """The paths of all README.md files that git has or would take."""
+    return git(ROOT, "ls-files", "--cached", "--others", "--exclude-standard", "README.md", "*/README.md").split()
 
 
 def read(readme: str) -> str:
@@ -50,13 +44,6 @@ def read(readme: str) -> str:
 def prose(readme: str) -> str:
     """The text outside of fenced blocks."""
     return re.sub(r"^```.*?^```$", "", read(readme), flags=re.DOTALL | re.MULTILINE)
-
-
-def code(readme: str) -> Iterator[str]:
-    """Lines of shell blocks, without comments, and inline code."""
-    for block in re.findall(r"^```(?:sh|console)\n(.*?)^```$", read(readme), flags=re.DOTALL | re.MULTILINE):
-        yield from (re.sub(r"(^|\s)#.*", "", line) for line in block.splitlines())
-    yield from re.findall(r"`([^`\n]+)`", prose(readme))
 
 
 def is_path(word: str) -> bool:
@@ -107,7 +94,7 @@ def test_paths_exist(readme: str) -> None:
 @each_readme
 def test_modules_targets_and_commands_exist(readme: str) -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))
-    for line in code(readme):
+    for line in (*commands(readme), *re.findall(r"`([^`\n]+)`", prose(readme))):
         for module, argument in re.findall(r"python -m ([\w.]+)(?: ([a-z_]+))?", line):
             path = ROOT / module.replace(".", "/")
             if module.split(".")[0] in {"nmt", "pipeline", "tests"}:

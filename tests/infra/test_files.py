@@ -32,8 +32,9 @@ WORKER = ["python", "-m", "pipeline.flows.worker"]
 """What ends a run so that it saves its state: the words before Prefect's own command."""
 
 
-def load(path: str) -> Any:
-    return yaml.safe_load((INFRA / path).read_text(encoding="utf-8"))
+def load(path: str) -> list[Any]:
+    """The documents of a file."""
+    return list(yaml.safe_load_all((INFRA / path).read_text(encoding="utf-8")))
 
 
 @pytest.mark.parametrize("command", CHECKS.values(), ids=CHECKS)
@@ -43,11 +44,6 @@ def test_their_own_checkers_accept_the_files(command: list[str]) -> None:
         pytest.skip(f"{command[0]} is not installed: it is in the extra `dev`")
     result = subprocess.run([program, *command[1:]], cwd=INFRA, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
-
-
-def resources(path: str) -> list[Any]:
-    """The resources of a file below infra/kubernetes."""
-    return list(yaml.safe_load_all((INFRA / "kubernetes" / path).read_text(encoding="utf-8")))
 
 
 def check_schema(resource: Any) -> None:
@@ -64,7 +60,7 @@ def check_schema(resource: Any) -> None:
 
 
 def test_kubernetes_has_every_field_of_the_job_that_kubeflow_trainer_makes() -> None:
-    runtime, _ = resources("trainer/trainjob.yaml")
+    runtime, _ = load("kubernetes/trainer/trainjob.yaml")
     (node,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
     check_schema({"apiVersion": "batch/v1", "kind": "Job", **node["template"]})
 
@@ -118,7 +114,7 @@ def test_services_keep_their_passwords_and_listen_on_loopback() -> None:
 
 
 def test_both_ways_to_train_on_kubernetes_have_the_same_pod() -> None:
-    (_, job), (runtime, training) = resources("job/job.yaml"), resources("trainer/trainjob.yaml")
+    (_, job), (runtime, training) = map(load, ("kubernetes/job/job.yaml", "kubernetes/trainer/trainjob.yaml"))
     (node,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
     pods = [one["spec"]["template"]["spec"] for one in (job, node["template"])]
     pool = json.loads((INFRA / "kubernetes/prefect-pool.json").read_text())["job_configuration"]["job_manifest"]
@@ -151,13 +147,13 @@ def test_the_pool_of_pods_makes_a_job() -> None:
     spec = template["job_configuration"]["job_manifest"]["spec"]["template"]["spec"]
     assert {container["imagePullPolicy"] for container in (*spec["initContainers"], *spec["containers"])} == {"Always"}
     (pod,) = spec["containers"]
-    shared, volume = load("kubernetes/shared/kustomization.yaml"), load("kubernetes/shared/volume.yaml")
+    (shared,), (volume,) = (load(f"kubernetes/shared/{name}.yaml") for name in ("kustomization", "volume"))
     assert spec["volumes"][0]["persistentVolumeClaim"]["claimName"] == volume["metadata"]["name"]
     assert pod["envFrom"][0]["configMapRef"]["name"] == shared["configMapGenerator"][0]["name"]
     # A stopped pod sends a signal to its first process only, and its other processes end with that one.
     assert (pod["command"], pod["args"]) == (WORKER, "{{ command }}")
     assert spec["terminationGracePeriodSeconds"] > GRACE
-    (pull,) = load("prefect.yaml")["definitions"]["in_kubernetes"]["pull"]
+    (pull,) = load("prefect.yaml")[0]["definitions"]["in_kubernetes"]["pull"]
     assert [pod["workingDir"]] == [step["directory"] for step in pull.values()]
     # With the defaults, and with what Prefect's worker gives.
     variables = template["variables"]["properties"]
@@ -177,7 +173,7 @@ def test_the_pool_of_pods_makes_a_job() -> None:
 
 def test_a_pool_of_containers_mounts_the_checkout_of_the_host() -> None:
     """The service `deploy` makes the deployments too, in a container whose working folder is another one."""
-    variables = load("prefect.yaml")["definitions"]["in_docker"]["work_pool"]["job_variables"]
+    variables = load("prefect.yaml")[0]["definitions"]["in_docker"]["work_pool"]["job_variables"]
     assert variables["command"].split() == [*WORKER, "prefect", "flow-run", "execute"]
     assert variables["volumes"] == ["{{ $WMT_CHECKOUT }}:/srv/wmt"]
     assert variables["container_create_kwargs"]["user"] == "{{ $WMT_USER }}"

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from unittest.mock import Mock
+from unittest.mock import DEFAULT, Mock
 
 import pytest
 from text_lines import names
@@ -60,15 +60,8 @@ def test_temporary_names_of_another_user_stay(tmp_path: Path, dead: int, monkeyp
 @pytest.mark.parametrize("failing", [0, 1, 2])
 def test_an_error_at_a_rename_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int) -> None:
     """Such as the exception by which a stage ends when it is asked to stop."""
-    path, replace, calls = leave(tmp_path / "path"), os.replace, list[Path]()
-
-    def limited(source: Path, target: Path) -> None:
-        calls.append(source)
-        if len(calls) == failing:
-            raise KeyboardInterrupt
-        replace(source, target)
-
-    monkeypatch.setattr(os, "replace", limited)
+    path, outcomes = leave(tmp_path / "path"), [KeyboardInterrupt if n == failing else DEFAULT for n in range(1, 9)]
+    monkeypatch.setattr(os, "replace", Mock(wraps=os.replace, side_effect=outcomes))
     with pytest.raises((KeyboardInterrupt, FileNotFoundError)), writing(path) as temporary:
         (temporary if failing else temporary / "new/folder").mkdir()
     assert names(tmp_path) == ["path"]

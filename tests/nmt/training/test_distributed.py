@@ -5,14 +5,7 @@ from __future__ import annotations
 import pytest
 from torch import distributed
 
-from nmt.training.distributed import join_world, most_processes, peer_is_lost
-
-
-@pytest.mark.parametrize(
-    ("available", "shards", "count"), [(1, 1, 1), (3, 16, 2), (4, 16, 4), (15, 16, 8), (16, 16, 16), (9, 2, 2)]
-)
-def test_most_processes_are_a_power_of_two_and_at_most_the_shards(available: int, shards: int, count: int) -> None:
-    assert most_processes(available, shards) == count
+from nmt.training.distributed import join_world, peer_is_lost
 
 
 def test_processes_too_many_are_spare_and_join_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

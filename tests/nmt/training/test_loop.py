@@ -355,16 +355,10 @@ def test_several_gpus_ask_every_four_updates(tiny_job: MakeJob, device: str, siz
 @pytest.mark.parametrize(("outcome", "finished"), [("done.json", True), ("interrupted", False)])
 def test_a_spare_process_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: str, finished: bool) -> None:
     """It waits until the others leave word of how it ended."""
-    waits: list[float] = []
-
-    def wait(seconds: float) -> None:
-        waits.append(seconds)
-        if len(waits) == 3:
-            (tmp_path / outcome).touch()
-
-    monkeypatch.setattr(time, "sleep", wait)
+    waits = iter([lambda: None, lambda: None, (tmp_path / outcome).touch])
+    monkeypatch.setattr(time, "sleep", lambda _: next(waits)())
     assert stand_by(tmp_path, World(2, 2, torch.device("cpu"))) is finished
-    assert len(waits) == 3
+    assert list(waits) == []
 
 
 @pytest.mark.parametrize(("r_drop", "passes"), [(0.0, 1), (5.0, 2)])

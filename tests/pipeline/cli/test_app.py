@@ -41,16 +41,6 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("typer.rich_utils.FORCE_TERMINAL", False)
 
 
-def test_the_map_of_the_product() -> None:
-    output = printed("--help")
-    assert sorted(re.findall(r"^╭─ (\w+) ─", output, re.MULTILINE)) == ["Data", "Models", "Options", "Runs", "Services"]
-    assert set(re.findall(r"^│ ([a-z]+) ", output, re.MULTILINE)) == {
-        *("translate", "parse", "score", "evalb", "bleu", "attention", "export"),
-        *("rows", "plan", "summary", "compare", "verify", "publish", "unlock", "join", "ablation"),
-        *("catalog", "ui", "serve"),
-    }
-
-
 @pytest.mark.parametrize("names", COMMANDS, ids=" ".join)
 def test_every_help_holds_an_example_that_is_right(names: tuple[str, ...]) -> None:
     output = re.sub(r" +$", "", printed(*names, "--help"), flags=re.MULTILINE)
@@ -65,13 +55,6 @@ def test_every_help_holds_an_example_that_is_right(names: tuple[str, ...]) -> No
         assert path[: len(names)] == names
         # Refuses what is no option, and arguments that are too few or too many.
         COMMANDS[path].make_context(path[-1], arguments)
-
-
-def test_a_shell_completes_values(monkeypatch: pytest.MonkeyPatch) -> None:
-    typed = {"_WMT_COMPLETE": "complete_bash", "COMP_WORDS": "wmt export m out --to t", "COMP_CWORD": "5"}
-    for name, value in typed.items():
-        monkeypatch.setenv(name, value)
-    assert printed() == "transformers\n"
 
 
 @pytest.mark.parametrize(

@@ -34,14 +34,10 @@ def write(scores: dict[str, Any]) -> None:
 
 
 def test_bleu_its_interval_and_where_things_are() -> None:
-    assert printed("summary").splitlines() == [
-        "BLEU    87.9 (95% interval 85.9 to 89.9) on sampletest, 500 lines; sacreBLEU, nrefs:1",
-        "run     updates=200 · sample-sample-s3, trained in 1 minute and 34 seconds",
-        f"report  {Path.cwd().as_uri()}/results/report.html",
-        "model   models/average: wmt translate models/average",
-        "runs    http://127.0.0.1:5000/wmt-en-de (while `make ui` runs): all side by side",
-        "next    open the report; `wmt rows` lists other models",
-    ]
+    score, run, report, *_ = printed("summary").splitlines()
+    assert score == "BLEU    87.9 (95% interval 85.9 to 89.9) on sampletest, 500 lines; sacreBLEU, nrefs:1"
+    assert run == "run     updates=200 · sample-sample-s3, trained in 1 minute and 34 seconds"
+    assert report == f"report  {Path.cwd().as_uri()}/results/report.html"
     for key in SCORES:
         write({name: SCORES[name] for name in SCORES.keys() - {key}})
         assert f"summary: results/scores.json has no '{key}': run `dvc repro`" in refused("summary")

@@ -12,7 +12,7 @@ from nmt.evaluation.known_sets import named
 from nmt.model_settings import ModelSettings
 from nmt.training.schedule import learning_rate
 from nmt.training.settings import TrainingSettings
-from pipeline.config import errors, rows
+from pipeline.config import rows
 
 TABLE3 = """
 base 4.92 25.8 65 | A-h1 5.29 24.9 | A-h4 5.00 25.5 | A-h16 4.91 25.8 | A-h32 5.01 25.4 | B-dk16 5.16 25.1 58
@@ -115,10 +115,3 @@ def test_a_typing_error_in_the_table_is_one_sentence(
     monkeypatch.setattr(rows, "ROWS", path)
     monkeypatch.setattr(rows, "table", rows.table.__wrapped__)
     assert re.search(f"rows.yaml: .*{message}", refused("rows"))
-
-
-def test_nearest_is_one_guess_and_all_there_are() -> None:
-    assert errors.nearest("BIGG", ["base", "big", "bag"]) == "did you mean `big`? valid are base, big, bag"
-    assert errors.nearest("xyz", iter(["base", "big"])) == "valid are base, big"
-    assert errors.nearest("ab", ["Abxx"]) == "did you mean `Abxx`? valid are Abxx"
-    assert errors.nearest("ab", ["abxxxxx"]) == "valid are abxxxxx"

@@ -65,8 +65,10 @@ def values(folder: Path) -> dict[str, set[float]]:
     ],
 )
 def test_the_last_checkpoints_are_averaged_or_what_is_there(
-    updates: tuple[int, ...], mean: float, averaged: str, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+    configuration: Configuration, updates: tuple[int, ...], mean: float, averaged: str, said: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Both folders are complete and say where they come from."""
     checkpoints(*updates)
     average.run()
     assert values(average.AVERAGE) == {"embedding.table": {mean}, "norm.bias": {mean}}
@@ -77,7 +79,13 @@ def test_the_last_checkpoints_are_averaged_or_what_is_there(
     assert said in out
     assert out.count("\n") == bool(said)
     assert not said or out.endswith(f"models/average is the {averaged}\n")
-    assert model_folder.load_description(average.AVERAGE).origin["weights"] == averaged
+    for folder, weights in ((average.AVERAGE, averaged), (average.LAST, "last update")):
+        assert (folder / "subwords/wordpieces.model").read_bytes() == b"pieces"
+        found = model_folder.load_description(folder)
+        assert (found.source, found.target, found.vocabulary, found.search.beam) == ("en", "fr", VOCABULARY, 7)
+        assert (found.model, found.search) == (configuration.model, configuration.search)
+        assert found.tokenizer == configuration.preparation.tokenizer
+        assert found.origin == {"row": "C-N2", "pair": "en-fr", "corpus": "sample", "seed": 9, "weights": weights}
 
 
 def averaged_best(count: int, losses: dict[int, float]) -> str:
@@ -99,21 +107,3 @@ def test_the_best_checkpoints_are_averaged(capsys: pytest.CaptureFixture[str]) -
     assert averaged_best(4, losses) == "mean of updates 100, 200, 300"
     assert "average: averaging.best is 4, but training left 3 (" in capsys.readouterr().out
     check_refusal(r"best is 2, but none of the checkpoints .* training\.validate_every", averaged_best, 2, {150: 1.0})
-
-
-def test_both_folders_are_complete_and_say_where_they_come_from(configuration: Configuration) -> None:
-    checkpoints(1, 2, 3)
-    average.run()
-    for folder, weights in ((average.AVERAGE, "mean of updates 1, 2, 3"), (average.LAST, "last update")):
-        assert (folder / "subwords/wordpieces.model").read_bytes() == b"pieces"
-        written = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
-        assert written == {
-            "source": "en",
-            "target": "fr",
-            "vocabulary": VOCABULARY,
-            "tokenizer": configuration.preparation.tokenizer.model_dump(),
-            "model": configuration.model.model_dump(exclude_defaults=True),
-            "search": configuration.search.model_dump(),
-            "origin": {"row": "C-N2", "pair": "en-fr", "corpus": "sample", "seed": 9, "weights": weights},
-        }
-        assert (written["model"]["N"], written["search"]["beam"], written["tokenizer"]["tokenizer"]) == (2, 7, "none")

@@ -316,11 +316,7 @@ def test_a_local_treebank_is_held_to_its_number_of_trees(tmp_path: Path, bank: P
     ("name", "content", "message"),
     [
         ("cut.mrg.gz", gzip.compress(BANK.encode(), mtime=0)[:-9], r"cut.mrg.gz is broken \(.*\): make it again"),
-        (
-            "open.mrg",
-            f"{BANK}(S (NN dog)\n".encode(),
-            "open.mrg, line 4: the tree that begins on line 4 lacks 1 of its",
-        ),
+        ("open.mrg", f"{BANK}(S (NN dog)\n".encode(), "open.mrg, line 4: the tree that begins on line 4 lacks 1 of"),
     ],
 )
 def test_what_is_no_treebank_is_refused(tmp_path: Path, name: str, content: bytes, message: str) -> None:

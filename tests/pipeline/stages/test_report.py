@@ -19,7 +19,7 @@ from clones import ROOT
 from markupsafe import escape
 from model_folders import folder_of
 
-from pipeline.config import paths, resolution, sections, wording
+from pipeline.config import paths, resolution, sections
 from pipeline.config.paths import CONFIG
 from pipeline.report import chapters, figures, scores, sentences
 from pipeline.report.page import Figure
@@ -272,13 +272,6 @@ def test_what_is_not_finite_is_left_out(tmp_path: Path) -> None:
     assert figures.series(tmp_path / "table.csv", "loss") == [(1.0, 9.0), (4.0, 8.0)]
 
 
-def test_what_a_run_is_compared_with() -> None:
-    assert scores.reference_row("small") == "base"
-    assert scores.reference_row("C-N2") == "C-N2"
-    assert scores.comparable(METRICS)
-    assert not scores.comparable({**METRICS, "bleu_references": "newstest2014-filtered"})
-
-
 def test_the_top_has_four_numbers_the_papers_beside_them_and_the_best_and_worst_lines(base: tuple[str, str]) -> None:
     lines = base[0].split("\n")
     beside = "the paper's way 27.1; the paper's base (other settings and text): 27.3"
@@ -377,11 +370,6 @@ def test_a_cpu_is_named_with_what_decides_digits(base: tuple[str, str]) -> None:
         _write(paths.CERTIFICATE, json.dumps({**CERTIFICATE, "training": {"links": [link]}}))
         assert f"in 12 hours on a CPU (AMD EPYC, {threads}, torch 2.13.0+cpu): BLEU" in _written()[0]
     assert "Tesla P100 (" not in base[0]
-
-
-def test_a_time_has_two_units() -> None:
-    texts = ["1 hour and 30 minutes", "1 day and 23 hours", "45 days", "4 seconds"]
-    assert [wording.duration(seconds) for seconds in (5_399, 47 * 3600, 45 * 86_400, 4)] == texts
 
 
 def test_a_picture_draws_single_points() -> None:

@@ -47,17 +47,8 @@ def overlap(valid: tuple[int, int, int] = (0, 0, 0), test: tuple[int, int, int] 
     return {role: dict(zip(kinds, counts, strict=True)) for role, counts in (("valid", valid), ("test", test))}
 
 
-def test_writes_and_counts(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_writes_and_counts(here: Path) -> None:
     tokenize.run()
-    printed = capsys.readouterr().out.splitlines()
-    assert printed[:2] == [
-        "news: 1 of 4 pairs kept (1: empty, 1: ratio, 1: identical)",
-        "web: 2 of 3 pairs kept (1: too_long)",
-    ]
-    assert printed[-2:] == [
-        "valid set: lines that are in the training text, too: source 1, target 1, pair 1",
-        "test set: lines that are in the training text, too: source 1, target 0, pair 0",
-    ]
     folder = tokenize.TOKENIZED
     assert sorted(path.name for path in Path("data").iterdir()) == ["raw", "tokenized"]
     assert {path.name for path in folder.iterdir()} == {"train.en", "train.de", "valid.en", "valid.de", "stats.json"}
@@ -85,6 +76,7 @@ def test_a_text_is_there_as_often_as_its_weight_says(here: Path, capsys: pytest.
     data["train"][0]["weight"] = 3
     tokenize.run()
     once = capsys.readouterr().out
+    assert once.startswith("news: 1 of 4 pairs kept (1: empty, 1: ratio, 1: identical)\n")
     configure(data, preparation=PREPARATION.model_dump())
     tokenize.run()
     assert list(read_lines(tokenize.TOKENIZED / "train.en"))[:4] == ["The house , it 's new ."] * 3 + ["Is it here ?"]

@@ -7,7 +7,7 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import DEFAULT, Mock
 
 import pytest
 from agents import wait_for
@@ -24,7 +24,7 @@ from nmt.text.settings import TokenizerSettings
 from pipeline.config import rows
 from pipeline.tracking import follow as following
 from pipeline.tracking import publish, registry, sample, server, source
-from pipeline.tracking.follow import Points, follow
+from pipeline.tracking.follow import follow
 
 
 @pytest.fixture
@@ -76,17 +76,6 @@ def test_a_training_is_followed_and_then_completed(root: Path, state: Path, monk
     (run,) = recorded(root)
     assert (run.info.status, run.data.metrics["bleu"]) == ("FINISHED", 27.3)
     assert len(history(root, run, "loss")) == 1201, "the tables' points are there already"
-
-
-def test_a_point_is_sent_once() -> None:
-    sent: list[tuple[str, int]] = []
-    client = Mock(get_metric_history=lambda *_: [])
-    client.log_batch = lambda _, metrics: sent.extend((metric.key, metric.step) for metric in metrics)
-    points = Points(client, Mock(info=Mock(start_time=0)))
-    records = [{"update": update, "loss": 1.0, "ppl": 2.0} for update in (1, 2)]
-    points.send([*records, records[0]])
-    points.send([*records, {"update": 2, "valid_loss": 1.0}])
-    assert sorted(sent) == [("loss", 1), ("loss", 2), ("ppl", 1), ("ppl", 2), ("valid_loss", 2)]
 
 
 def test_a_resumed_training_is_the_same_run_without_a_second_point(root: Path, state: Path) -> None:
@@ -143,13 +132,7 @@ def test_a_server_that_is_down_is_told_once_and_delays_nothing(
 
 
 def test_the_code_is_sent_again_where_that_failed(root: Path, state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    send = source.send
-
-    def fail(*_: object) -> None:
-        monkeypatch.setattr(source, "send", send)
-        raise ConnectionResetError
-
-    monkeypatch.setattr(source, "send", fail)
+    monkeypatch.setattr(source, "send", Mock(wraps=source.send, side_effect=[ConnectionResetError, *[DEFAULT] * 9]))
     with follow(state):
         measure(state, 1)
         wait_for(lambda: any("loss" in run.data.metrics for run in recorded(root)))

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -203,11 +204,7 @@ def test_an_error_in_watching_ends_torchrun_with_time_for_a_checkpoint(
 ) -> None:
     monkeypatch.setenv("WMT_PROCESSES", "4")
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(tiny_job(shards=4)))
-    asked: list[tuple[int, Path]] = []
-
-    def command(count: int, job: Path) -> list[str]:
-        asked.append((count, job))
-        return [sys.executable, "-c", SLEEPER, str(job)]
+    command = Mock(return_value=[sys.executable, "-c", SLEEPER, str(tmp_path)])
 
     def watch() -> None:
         if (tmp_path / "on").exists():
@@ -216,7 +213,7 @@ def test_an_error_in_watching_ends_torchrun_with_time_for_a_checkpoint(
     monkeypatch.setattr(launch, "command", command)
     check_refusal("", launch.torchrun, tmp_path, watch)
     assert (tmp_path / "terminated").exists()
-    assert asked == [(4, tmp_path)]
+    command.assert_called_once_with(4, tmp_path)
 
 
 def test_training_returns_torchruns_exit_status_and_gives_it_the_environment(
@@ -247,17 +244,12 @@ def test_portable_arithmetic_sees_no_gpu(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     monkeypatch.setattr(machine, "available_cores", lambda: 2)
     machine.gpus.cache_clear()
-    started: list[tuple[int, str]] = []
-
-    def command(count: int, _: Path) -> list[str]:
-        started.append((count, os.environ["CUDA_VISIBLE_DEVICES"]))
-        return ["true"]
-
-    monkeypatch.setattr(launch, "command", command)
-    for arithmetic in ("ordinary", "portable"):
+    for arithmetic, processes, gpus in (("ordinary", 1, "0"), ("portable", 2, "")):
+        sees = ["sh", "-c", f'test "$CUDA_VISIBLE_DEVICES" = "{gpus}"']
+        monkeypatch.setattr(launch, "command", command := Mock(return_value=sees))
         (tmp_path / "job.yaml").write_text(yaml.safe_dump(tiny_job(shards=2, arithmetic=arithmetic)))
         assert launch.torchrun(tmp_path, lambda: None) == 0
-    assert started == [(1, "0"), (2, "")], "processes, and the GPUs that they see"
+        command.assert_called_once_with(processes, tmp_path)
 
 
 @pytest.mark.parametrize(("counts", "told"), [((3, 4), OUT_OF_MEMORY), ((3, 3), KILLED), ((None, None), -9)])
@@ -279,12 +271,8 @@ def test_torchrun_hands_on_how_its_processes_ended(
 ) -> None:
     from torch.distributed import run
 
-    def main(_: list[str]) -> None:
-        if isinstance(status, Exception):
-            raise status
-        raise ChildFailedError("trainer", {0: ProcessFailure(0, 1, status, "")})
-
-    monkeypatch.setattr(run, "main", main)
+    failed = ChildFailedError("trainer", {0: ProcessFailure(0, 1, status, "")}) if isinstance(status, int) else status
+    monkeypatch.setattr(run, "main", Mock(side_effect=failed))
     monkeypatch.setattr(sys, "argv", ["launch", "trainer", "1", str(tmp_path)])
     with pytest.raises(SystemExit) as ended:
         launch.main()

@@ -1,4 +1,4 @@
-"""What training shows: a bar on a terminal of any width, and a line a minute in a log."""
+"""What training shows: a bar on a terminal, and a line a minute in a log."""
 
 from __future__ import annotations
 
@@ -17,29 +17,17 @@ class Terminal(io.StringIO):
         return True
 
 
-def drawn(monkeypatch: pytest.MonkeyPatch, width: int, **variables: str) -> str:
-    """What a terminal of that many columns gets."""
+def test_a_narrow_terminal_has_the_bar_the_time_and_what_fits_of_the_values(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    for name, value in {"COLUMNS": str(width), "TERM": "xterm-256color", **variables}.items():
+    for name, value in {"COLUMNS": "80", "TERM": "xterm-256color", "NO_COLOR": "1"}.items():
         monkeypatch.setenv(name, value)
     with progress.TrainingProgress(1450) as shown:
         shown.show(1400, {"valid_ppl": 1.63})
         shown.show(1450, RECORD)
-    return terminal.getvalue()
-
-
-def test_a_narrow_terminal_has_the_bar_the_time_and_what_fits_of_the_values(monkeypatch: pytest.MonkeyPatch) -> None:
-    line = drawn(monkeypatch, 80, NO_COLOR="1").split("\r")[-1]
+    line = terminal.getvalue().split("\r")[-1]
     assert "1450/1450" in line
     assert "0:00:00 ppl 1206.99, validation ppl 1.63, " in line
-
-
-def test_a_wide_terminal_has_all_values_and_no_color_has_no_colour(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = drawn(monkeypatch, 160, NO_COLOR="1")
-    assert "validation ppl 1.63, loss 7.242, 14,680 tokens/s, lr 9.49e-04" in plain
-    assert "\x1b[3" not in plain
-    assert "\x1b[3" in drawn(monkeypatch, 160, NO_COLOR="", COLORTERM="truecolor")
 
 
 def test_a_log_has_a_line_a_minute_with_the_time_left(
