@@ -1,7 +1,5 @@
 """torchrun's agents as processes of this machine, started as the launcher does on a node; waiting for processes."""
 
-from __future__ import annotations
-
 import contextlib
 import subprocess
 import time

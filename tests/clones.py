@@ -1,7 +1,5 @@
 """Copies of this repository in temporary git repositories, with a run that takes seconds."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import os

@@ -1,7 +1,5 @@
 """`wmt` in the test's own process: what is patched and captured here, is so there."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 

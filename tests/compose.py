@@ -1,7 +1,5 @@
 """infra/compose.yaml as Docker reads it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

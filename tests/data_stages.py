@@ -1,7 +1,5 @@
 """What tests of the data stages share: a resolved configuration, a pool of one thread, a full disk."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import io

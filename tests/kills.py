@@ -3,8 +3,6 @@
 After a call the disk is as before the next one.
 """
 
-from __future__ import annotations
-
 import builtins
 import io
 import itertools

@@ -1,7 +1,5 @@
 """Model folders with random weights, for tests of everything that opens one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

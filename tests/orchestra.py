@@ -1,7 +1,5 @@
 """Prefect's server, a worker and MLflow on loopback, for a temporary clone: free ports, homes of their own."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import json

@@ -1,8 +1,7 @@
-from __future__ import annotations
-
 import itertools
 import os
 import socket
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -13,7 +12,7 @@ EACH = 200
 
 
 @cache
-def _own() -> itertools.cycle[int]:
+def _own() -> Iterator[int]:
     """This worker's ports, from one on that another pytest of this machine rarely begins with."""
     # Elsewhere outgoing connections begin at 49152.
     lowest = int(RANGE.read_text(encoding="ascii").split()[0]) if RANGE.exists() else 49152

@@ -3,8 +3,6 @@
 No rank outlives its test: the ranks die with the server, the server with the tests, and `ranks` kills what is left.
 """
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """Input that a function refuses."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

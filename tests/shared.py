@@ -1,7 +1,5 @@
 """What takes seconds to make, and one of pytest's processes makes for all."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

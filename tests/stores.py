@@ -1,7 +1,5 @@
 """S3 servers on loopback by rclone, which checks signatures and clocks."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 And who may import what, and what a command imports before it answers.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Every README.md: its links, paths, commands and targets exist, and its commands run."""
 
-from __future__ import annotations
-
 import importlib.util
 import io
 import json

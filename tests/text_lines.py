@@ -1,7 +1,5 @@
 """Lines that many tests translate, and files of lines."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 

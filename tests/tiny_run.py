@@ -1,7 +1,5 @@
 """A tiny run, made by the pipeline's own stages in this process."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import shutil

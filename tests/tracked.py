@@ -1,7 +1,5 @@
 """A repository with the results of a run, and the MLflow store beside it."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import shutil

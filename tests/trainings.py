@@ -1,7 +1,5 @@
 """Trainings of one process, inside the tests': run, stopped after an update."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -9,8 +9,6 @@ direction, trained on the first half, translates. For every seed two models are 
 training resumes.
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 It hashes weights and moments of a row's size, in processor time, which a busy machine hardly changes.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import time

@@ -5,8 +5,6 @@ goes through tokenize, the count of words, and binarize, `--rounds` times by eac
 killed in each stage. The outputs must be the same bytes.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """What a measurement was made on, as every benchmark reports it, and the numbers of those that compare."""
 
-from __future__ import annotations
-
 import os
 import statistics
 import sys

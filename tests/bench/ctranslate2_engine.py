@@ -1,7 +1,5 @@
 """CTranslate2 behind our Translator, for models that `wmt export` made."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -6,8 +6,6 @@ text. Needs ctranslate2. The engines take turns: ratios count, not times. With `
 SRC TGT`, tokenised training text, and with a shape alone, CTranslate2's int8 model also runs with a vocabulary map.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import shutil

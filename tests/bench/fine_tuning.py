@@ -6,8 +6,6 @@ subwords of its own, and from the parent. All have half of row small's widths an
 by the test set. Models in DIR are kept and used, and an interrupted training resumes.
 """
 
-from __future__ import annotations
-
 import argparse
 import gzip
 from collections.abc import Mapping, Sequence

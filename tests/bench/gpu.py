@@ -7,8 +7,6 @@ on a CPU, where nothing is compiled. `--count` prints the operations and bytes o
 data, where nothing is computed.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

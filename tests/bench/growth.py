@@ -7,8 +7,6 @@ start of the process; the most memory that the process held. Exponents, of time 
 linear, 0 flat.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import json

@@ -7,8 +7,6 @@ milliseconds of processor time, FLOPs, bytes that the backward pass keeps, the e
 beside the paper's, and the lengths from which on another layer is faster than self-attention.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import time

@@ -7,8 +7,6 @@ points per curve. Weights are random and compress as those of the sample's model
 Chromium.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import tempfile

@@ -9,8 +9,6 @@ with one table, Adam (0.9, 0.98), one peak rate and warm-up, smoothing 0.1, one 
 many real target tokens an update. Printed: a JSON line of each curve, {update: perplexity}, and ours over fairseq's.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

@@ -7,8 +7,6 @@ the left with a memory of `--markov` siblings. Words that training has at most `
 form. A sentence that no derivation covers, or of more than `LONGEST` words, gets one flat tree; both are counted.
 """
 
-from __future__ import annotations
-
 import argparse
 import gzip
 import io

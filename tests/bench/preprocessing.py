@@ -5,8 +5,6 @@ binarize, each in a process of its own, on one core and on two; learning is done
 `sacremoses normalize tokenize | subword-nmt apply-bpe` does the same work on both cores. The three take turns.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import importlib

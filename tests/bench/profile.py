@@ -6,8 +6,6 @@ their matrix products alone are, as shares of the peak measured before. `--src F
 instead, as `tests.bench.training` does. The environment of a production training is set (pipeline/trainings/launch.py).
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

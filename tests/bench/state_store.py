@@ -6,8 +6,6 @@ and their share of the time between two states. The server's processor time is n
 machine.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

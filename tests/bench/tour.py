@@ -4,8 +4,6 @@ Needs Jupyter, which that command installs. The notebook's metadata say of which
 processor they were made: others round differently.
 """
 
-from __future__ import annotations
-
 import hashlib
 import tempfile
 from collections.abc import Sequence

@@ -6,8 +6,6 @@ load.
 Costs that occur once (imports, opening the store) are reported apart from those of each further hour.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -11,8 +11,6 @@ Several precisions (`--precision float32 bfloat16 --rounds 3`) take turns. The w
 numpy, pyarrow, safetensors, PyYAML and pydantic alone.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import multiprocessing

@@ -14,8 +14,6 @@ tokenizer (without `-a`); the words themselves are made of syllables, endings an
 - Punctuation: commas, full stops, quotes, brackets, apostrophes, numbers and hyphens as often as in newstest.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The embedded sample: its sentences as people edit them, archives that hold just these, and their catalog."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 import tarfile

@@ -1,7 +1,5 @@
 """Two nodes, rehearsed as two torchrun agents on loopback that share a folder: a node lost, and the host lost."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Several gloo processes on one machine: the same bits as one process, also where their number changes on the way."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

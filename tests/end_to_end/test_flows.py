@@ -5,8 +5,6 @@ All tests share the servers. The training that is cancelled has no end, so that 
 tests/soak end, with the right bits.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import re

@@ -1,7 +1,5 @@
 """The whole `dvc repro` on a shrunken sample in a temporary clone: what runs, what stays, what is left on disk."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -1,7 +1,5 @@
 """Every row of the tables, small, trains an update and searches for a translation or a parse."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

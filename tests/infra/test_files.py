@@ -1,7 +1,5 @@
 """The files of infra/ against the schemas and checkers of the tools that read them, and against each other."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

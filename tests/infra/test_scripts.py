@@ -1,7 +1,5 @@
 """The scripts of infra/ with stand-ins for the programs that they start: in which order, and with which arguments."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Models with random weights, in folders and in training, and trainings whose shapes are checked at first."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import jaxtyping

@@ -1,7 +1,5 @@
 """The public API: nmt/README.md's Python runs as it stands, and wrong calls get a sentence."""
 
-from __future__ import annotations
-
 import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Intervals and differences of BLEU and F1: the scorers' own numbers, and what pairing does."""
 
-from __future__ import annotations
-
 import random
 import tracemalloc
 

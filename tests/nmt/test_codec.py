@@ -1,7 +1,5 @@
 """Both sides of a pair between raw lines and ids: text with one vocabulary, trees with a closed one."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Parameter counts and operations, held against the model itself, torch's counter and the paper's numbers."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

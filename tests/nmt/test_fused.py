@@ -1,7 +1,5 @@
 """What CPUs compute in few calls against the model as it is written, with its gradients by autograd."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 from itertools import pairwise

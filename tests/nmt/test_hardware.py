@@ -1,7 +1,5 @@
 """The data sheets, and what is measured where there is none."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

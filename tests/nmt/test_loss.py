@@ -1,7 +1,5 @@
 """Label smoothing against distributions written by hand, and its gradient against autograd's."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.nn import functional as F

@@ -1,7 +1,5 @@
 """The model against torch's own Transformer, the positional encoding's formulas, masks and tied embeddings."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import Any

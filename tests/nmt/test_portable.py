@@ -1,7 +1,5 @@
 """Portable arithmetic: exact where it says so, near ordinary arithmetic, and the same bits whatever computes it."""
 
-from __future__ import annotations
-
 import math
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """oneDNN's products beside torch's own: the same but for rounding, and taken only where they are meant."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from unittest.mock import Mock
 

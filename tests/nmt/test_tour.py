@@ -1,7 +1,5 @@
 """The notebook nmt/tour.ipynb: every cell runs, with fewer updates and less text; its outputs are of its sources."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

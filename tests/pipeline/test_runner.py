@@ -1,7 +1,5 @@
 """`python -m pipeline STAGE`: exit statuses, one sentence an error, a status file."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

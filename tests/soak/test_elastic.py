@@ -1,7 +1,5 @@
 """Machines that are lost and not replaced: the training goes on with those that are left, to the same weights."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Flows that everything befalls end with the weights of an undisturbed `dvc repro`; runs at once share a GPU."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

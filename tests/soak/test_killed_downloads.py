@@ -3,8 +3,6 @@
 Minutes long. The mirror holds the text of the embedded sample.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib

@@ -4,8 +4,6 @@ The first test kills processes by the clock. The others kill forked children at 
 each call of short trainings once, then random calls, attempt after attempt, until a training ends.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """Memory of training: the same after 10,000 updates as after 1,000, and a few bytes a pair of the corpus."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable

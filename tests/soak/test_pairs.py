@@ -1,7 +1,5 @@
 """Seven language pairs from files to the report, each with some hundred updates of a tiny model."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

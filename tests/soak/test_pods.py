@@ -1,7 +1,5 @@
 """infra/kubernetes/node, the command of every pod, as two processes on this machine that share a folder."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

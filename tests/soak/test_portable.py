@@ -4,8 +4,6 @@
 versions of torch or for other processors.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

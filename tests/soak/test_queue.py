@@ -1,7 +1,5 @@
 """Two rows of Table 3 queued as DVC experiments, trained and compared."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The embedded treebank, made anew: its archive, its splits, and trees worked by hand."""
 
-from __future__ import annotations
-
 import itertools
 import sys
 import tarfile

@@ -1,7 +1,5 @@
 """The servers of infra/compose.yaml and a Dask worker are killed in turn, and come back, while a run works on them."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

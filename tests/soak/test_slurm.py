@@ -1,7 +1,5 @@
 """infra/slurm/train.sbatch on a Slurm cluster of one node, started here: Debian's slurm-wlm and munge, as root."""
 
-from __future__ import annotations
-
 import json
 import os
 import secrets

@@ -3,8 +3,6 @@
 The weights, moments and checkpoints are those of an undisturbed training, to the bit.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """The servers of infra/compose.yaml for real: Postgres, S3, MLflow and Prefect on both, workers, and DVC's remote."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import urllib.request

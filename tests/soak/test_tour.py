@@ -1,7 +1,5 @@
 """The outputs in nmt/tour.ipynb are those of this code: `make executed-tour` writes them anew."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Models exported to transformers: the ids of all real text at hand, the greedy translations of a trained model."""
 
-from __future__ import annotations
-
 import gzip
 from collections import Counter
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 With a tiny model, or another one: `WMT_MODEL=models/average WMT_TEXT=test.en pytest -n 0 tests/soak`.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

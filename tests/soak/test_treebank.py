@@ -1,7 +1,5 @@
 """Every tree of the CRAFT treebank comes back from both linearisations."""
 
-from __future__ import annotations
-
 from itertools import chain
 
 import pytest

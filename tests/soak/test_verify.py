@@ -3,8 +3,6 @@
 tests/pipeline/verify has the tamperings, on a run of a second.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The CRAFT treebank, and round trips of its trees."""
 
-from __future__ import annotations
-
 import gzip
 from collections import Counter
 from collections.abc import Iterable, Iterator

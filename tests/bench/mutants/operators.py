@@ -1,7 +1,5 @@
 """Two mutations that cosmic-ray does not have: wrong wiring is most often an argument or a call that is missing."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Processes that end when the one that started them is killed."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Models exported as packages of Argos Translate: what is in them, and that it translates alike."""
 
-from __future__ import annotations
-
 import json
 import zipfile
 from pathlib import Path

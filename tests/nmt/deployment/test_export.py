@@ -1,7 +1,5 @@
 """Models exported to CTranslate2."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

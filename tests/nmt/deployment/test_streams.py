@@ -1,7 +1,5 @@
 """The commands translate, parse and score on a model folder."""
 
-from __future__ import annotations
-
 import io
 import json
 import math

@@ -1,7 +1,5 @@
 """Models exported to Hugging Face's transformers, which opens them."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Scores against hand-worked cases and against system outputs whose scores are known."""
 
-from __future__ import annotations
-
 import json
 import math
 from functools import partial

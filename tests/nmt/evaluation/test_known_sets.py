@@ -1,7 +1,5 @@
 """Sets of the literature are known by their text and direction, whatever a corpus calls them."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

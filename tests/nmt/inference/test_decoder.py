@@ -1,7 +1,5 @@
 """Decoding step by step against the model's parallel form; ensembles."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

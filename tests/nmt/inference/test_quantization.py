@@ -1,7 +1,5 @@
 """8-bit weights: how exact they are, and that a sentence's translation depends on that sentence alone."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from refusals import check_refusal

@@ -3,8 +3,6 @@
 `naive` is written from section 6.1 of the paper, Wu et al. 2016 (Eq. 14) and the documentation of SearchSettings.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache

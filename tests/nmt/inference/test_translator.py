@@ -1,7 +1,5 @@
 """The library that translates: batches, long lines, attention."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """EVALB: its own sample's known numbers, and cases worked by hand."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

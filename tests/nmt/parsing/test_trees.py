@@ -1,7 +1,5 @@
 """Trees: read strictly, normalised, linearised both ways and back; what a model writes becomes a tree by rules."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from itertools import product

@@ -1,7 +1,5 @@
 """Merge operations: learned and applied as subword-nmt does, to the byte."""
 
-from __future__ import annotations
-
 import io
 import random
 import time

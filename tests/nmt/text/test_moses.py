@@ -1,7 +1,5 @@
 """Moses by sacremoses: as the scripts of 2017 on real text, and as sacremoses on any text."""
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from typing import Any

@@ -1,7 +1,5 @@
 """Lines, strict pairing and filters."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

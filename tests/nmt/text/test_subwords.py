@@ -1,7 +1,5 @@
 """BPE and word pieces: round trips, sizes, the folder, and damage to it."""
 
-from __future__ import annotations
-
 import random
 import re
 from collections import Counter

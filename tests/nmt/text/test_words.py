@@ -1,7 +1,5 @@
 """The words of a training text: what counts as one, which are kept."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

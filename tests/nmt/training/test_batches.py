@@ -1,7 +1,5 @@
 """Batches: every pair once an epoch on any number of ranks, about the asked size, padding below the promise."""
 
-from __future__ import annotations
-
 import math
 import threading
 from collections.abc import Sequence

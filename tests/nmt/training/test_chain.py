@@ -1,7 +1,5 @@
 """The chain of hashes: a function of the training alone, unbroken by kills, changed by any change of it."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Averages worked by hand, and damage told in one sentence."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

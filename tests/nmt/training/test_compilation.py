@@ -1,7 +1,5 @@
 """Compiled layers compute what they computed before, for any length, without compiling every length anew."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

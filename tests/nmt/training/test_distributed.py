@@ -1,7 +1,5 @@
 """How many processes train, and errors that only say that another is gone. Several processes: tests/distributed."""
 
-from __future__ import annotations
-
 import pytest
 from torch import distributed
 

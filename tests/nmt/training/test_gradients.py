@@ -1,7 +1,5 @@
 """The sum of an update's gradients: one tree, whatever process holds which shard. Real processes: tests/distributed."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 from queue import Queue

@@ -1,7 +1,5 @@
 """The files of JSON lines that a training appends to, read while it works and after a kill."""
 
-from __future__ import annotations
-
 import math
 import os
 from pathlib import Path

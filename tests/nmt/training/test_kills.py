@@ -1,7 +1,5 @@
 """A kill at any call that changes a file loses nothing: what was whole before it, or what replaces that, is found."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Iterable
 from functools import partial

@@ -1,7 +1,5 @@
 """Training: it learns, resumes to the bit, keeps what it should, and no bad gradient reaches the weights."""
 
-from __future__ import annotations
-
 import copy
 import errno
 import fcntl

@@ -1,7 +1,5 @@
 """Training ends where validation no longer improves, at the same update however often it is stopped."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

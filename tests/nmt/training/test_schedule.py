@@ -1,7 +1,5 @@
 """Eq. 3 for base: d_model 512, warm-up 4,000."""
 
-from __future__ import annotations
-
 import pytest
 from trainings import MakeJob
 

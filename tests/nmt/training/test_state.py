@@ -1,7 +1,5 @@
 """What a training saves and resumes from: every field comes back from disk, and a damaged state is refused."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

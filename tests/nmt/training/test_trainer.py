@@ -1,7 +1,5 @@
 """The trainer seen from outside: what it builds, what it steps with, where dropout acts, and ten updates on record."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import math

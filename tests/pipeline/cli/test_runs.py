@@ -1,7 +1,5 @@
 """`wmt summary`, what `make run` ends with, and `wmt join`."""
 
-from __future__ import annotations
-
 import json
 import os
 import threading

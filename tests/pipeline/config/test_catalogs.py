@@ -1,7 +1,5 @@
 """Catalogs: complete, extending, mirrored, wrong; and the command that adds one."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import lzma

@@ -1,7 +1,5 @@
 """What DVC leaves of its locks when it is killed, and what it holds while it works."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

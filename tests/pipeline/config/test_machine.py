@@ -1,7 +1,5 @@
 """Facts about the machine, from the text that Linux gives."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterator

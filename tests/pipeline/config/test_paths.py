@@ -1,7 +1,5 @@
 """Where state lives."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

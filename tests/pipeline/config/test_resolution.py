@@ -1,7 +1,5 @@
 """Merging and checking of the configuration, on a catalog of plain files, and what stages refuse of it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from hashlib import sha256

@@ -1,7 +1,5 @@
 """The paper's tables as data: every row, its exact size, and the numbers printed beside it."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

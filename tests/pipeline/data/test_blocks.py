@@ -1,7 +1,5 @@
 """Blocks of text over a pool of processes, and over a Dask cluster."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import contextlib
 import errno
 import gzip
@@ -28,7 +26,7 @@ Answer = Callable[["Handler"], None]
 class Handler(http.server.BaseHTTPRequestHandler):
     """A server with ranges, and a list of other answers to give first, one a request."""
 
-    server: Server
+    server: "Server"
 
     def do_GET(self) -> None:
         self.server.requests.append((self.path, dict(self.headers)))

@@ -1,7 +1,5 @@
 """The model that a training starts from: where it is, what identifies it, and what does not fit."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from hashlib import sha256

@@ -1,7 +1,5 @@
 """What travels into a copy of the repository, what runs there, and what is left of it."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shutil

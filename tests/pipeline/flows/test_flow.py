@@ -1,7 +1,5 @@
 """The flows' names and parameters, and the devices that a stage waits for; tests/end_to_end has the runs themselves."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

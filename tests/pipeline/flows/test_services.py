@@ -1,7 +1,5 @@
 """What `make serve` refuses before it starts anything, and how a worker's flows end; tests/end_to_end starts it."""
 
-from __future__ import annotations
-
 import fcntl
 import signal
 import socket

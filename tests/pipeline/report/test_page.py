@@ -1,7 +1,5 @@
 """Reports as Markdown: text is displayed unchanged, whatever signs it has. `make pages`: what a static host needs."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from collections.abc import Iterator

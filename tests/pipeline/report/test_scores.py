@@ -1,7 +1,5 @@
 """The report's blocks on scores beside those of others."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from pipeline.config.corpora import RunSettings

@@ -1,7 +1,5 @@
 """Which pairs' attention the report shows."""
 
-from __future__ import annotations
-
 import html
 import re
 from pathlib import Path

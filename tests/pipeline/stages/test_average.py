@@ -1,7 +1,5 @@
 """The stage `average`: which checkpoints are averaged, and the model folders that it writes."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The stage binarize: each kept pair once, in its bin, with the same bytes for any number of workers."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections import Counter

@@ -1,7 +1,5 @@
 """The download stage: texts laid out from archives and local files, and refusals that leave nothing behind."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import hashlib

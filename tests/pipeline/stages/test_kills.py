@@ -3,8 +3,6 @@
 A training whose disk is full ends with a sentence and is resumed. Its kills are in tests/nmt/training/test_kills.py.
 """
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 from collections.abc import Iterator

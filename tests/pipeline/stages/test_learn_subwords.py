@@ -1,7 +1,5 @@
 """The stage learn_subwords: counts by any pool, the folder it writes."""
 
-from __future__ import annotations
-
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`dvc plots show`: every plot of dvc.yaml, drawn from a history as training writes it."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The report: what it shows of a run, in Markdown and in a page that needs no other file."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import json

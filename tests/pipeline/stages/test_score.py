@@ -1,7 +1,5 @@
 """The score stage on a few translations, with the numbers it must write."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

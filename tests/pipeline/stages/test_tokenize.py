@@ -1,7 +1,5 @@
 """The stage tokenize: what it writes, what it counts, what it refuses."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A training that MLflow is told of while it works, whatever the server does meanwhile."""
 
-from __future__ import annotations
-
 import json
 import sys
 import time

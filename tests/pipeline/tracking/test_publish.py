@@ -1,7 +1,5 @@
 """The run of finished results in a real MLflow store: all is there, once, whatever the server does meanwhile."""
 
-from __future__ import annotations
-
 import json
 import socket
 import stat

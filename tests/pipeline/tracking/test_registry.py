@@ -1,7 +1,5 @@
 """The model registry: which version is the best. That one is registered and served, tests/end_to_end shows."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The served model behind MLflow's own scoring server: what a request may ask for, and what it is refused."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

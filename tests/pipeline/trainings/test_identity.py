@@ -1,7 +1,5 @@
 """What names a training: the code that computes, and not what is written about it or what surrounds it."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path

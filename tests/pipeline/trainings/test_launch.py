@@ -1,7 +1,5 @@
 """torchrun on one machine: what it is started with, where it listens, and what it leaves behind."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

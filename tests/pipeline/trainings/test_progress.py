@@ -1,7 +1,5 @@
 """What training shows: a bar on a terminal, and a line a minute in a log."""
 
-from __future__ import annotations
-
 import io
 import sys
 

@@ -1,7 +1,5 @@
 """States in a store: whole or not at all, for the next machine, pruned; what a store that fails does to training."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Where a training keeps its state, what it leaves for later stages, how a training ends."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

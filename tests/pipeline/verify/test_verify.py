@@ -1,7 +1,5 @@
 """`wmt verify`: an honest run passes, every tampering is found and named, wrong input is refused in one sentence."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json
