@@ -42,5 +42,7 @@ Few = Annotated[int, Field(ge=1, le=1024)]
 PowerOfTwo = Literal[1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024]
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
 
+TREE = "tree"
+"""The target of pairs whose texts are treebanks: both sides are made of one file."""
 LANGUAGE = r"[a-z]{2,3}(_[A-Z][a-z]{3})?"
 """Codes of ISO 639, with a script where it matters, as `sr_Latn`."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from typing import Any, NamedTuple
 
-TREE = "tree"
-"""The target of pairs whose texts are treebanks: both sides are made of one file."""
+from nmt.schema import TREE
 
 
 class Task(NamedTuple):

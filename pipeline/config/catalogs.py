@@ -9,8 +9,7 @@ from typing import Annotated, Any
 from pydantic import Field, model_validator
 
 from nmt.errors import InputError
-from nmt.schema import Settings
-from nmt.task import TREE
+from nmt.schema import TREE, Settings
 from pipeline.config.corpora import (
     ArchiveEntry,
     ArchiveSettings,

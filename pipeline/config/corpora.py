@@ -14,8 +14,7 @@ from pydantic import (
     model_validator,
 )
 
-from nmt.schema import LANGUAGE, Few, Settings
-from nmt.task import TREE
+from nmt.schema import LANGUAGE, TREE, Few, Settings
 
 
 def sides(pair: str) -> tuple[str, str]:

@@ -12,8 +12,8 @@ from pydantic import Field
 from nmt.common.files import read_yaml
 from nmt.errors import InputError
 from nmt.model_settings import ModelSettings
-from nmt.schema import Settings
-from nmt.task import PARSING, TREE, task_of
+from nmt.schema import TREE, Settings
+from nmt.task import PARSING, task_of
 from nmt.text.settings import one_size
 from pipeline.config.corpora import Pair
 from pipeline.config.errors import nearest, validated

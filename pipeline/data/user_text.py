@@ -20,7 +20,7 @@ import yaml
 from nmt.common.files import output_file, sha256_of, write_text, writing
 from nmt.errors import InputError
 from nmt.parsing.trees import read_trees
-from nmt.task import TREE
+from nmt.schema import TREE
 from nmt.text.parallel_text import is_blank, parallel, read_lines
 from pipeline.config.corpora import NAME, DataSettings, MemberSettings, sides, valid_pair
 from pipeline.config.paths import CATALOGS, LOCAL

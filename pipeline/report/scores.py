@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from nmt.evaluation.known_sets import identity, named
-from nmt.task import TREE, task_in, task_of
+from nmt.schema import TREE
+from nmt.task import task_in, task_of
 from nmt.text.parallel_text import read_lines
 from nmt.text.scripts import NAMES, code
 from pipeline.config import rows

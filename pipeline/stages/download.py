@@ -16,7 +16,7 @@ from typing import IO, Any
 from nmt.common.files import write_json, writing
 from nmt.errors import InputError
 from nmt.parsing.trees import normalise, read_trees
-from nmt.task import TREE
+from nmt.schema import TREE
 from nmt.text.parallel_text import decode, read_lines
 from pipeline.config.corpora import DataSettings, MemberSettings
 from pipeline.config.paths import RAW, state_root
