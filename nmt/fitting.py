@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import re
 import shutil
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -115,7 +114,7 @@ def fit(  # noqa: PLR0913 - settings, by name
         source=languages[0], target=languages[1], vocabulary=vocabulary.size, tokenizer=words, model=job.model,
         search=SEARCH, origin={"made by": "nmt.fit", "updates": job.training.updates},
     )  # fmt: skip
-    seen_words.save(work / "subwords", _counts(tokenised[0][0]), languages[0], parent and parent / "subwords")
+    seen_words.save(work / "subwords", seen_words.count(tokenised[0][0]), languages[0], parent and parent / "subwords")
     save_model(folder, _trained(job, work), description, work / "subwords")
     shutil.rmtree(work)
     return Translator(folder)
@@ -204,15 +203,8 @@ def _chosen(
 
 
 def _learned(tokenised: Sequence[Sequence[str]], settings: SubwordSettings) -> Subwords:
-    source, target = map(_counts, tokenised)
+    source, target = map(seen_words.count, tokenised)
     return codec.learn(source, target, settings)[0]
-
-
-def _counts(lines: Sequence[str]) -> Counter[str]:
-    """Count the words, separated by spaces: other white space is a character of its word."""
-    counts = Counter(" ".join(lines).split(" "))
-    del counts[""]
-    return counts
 
 
 def _check_text(pairs: Pairs) -> None:

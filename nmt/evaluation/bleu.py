@@ -11,9 +11,11 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+from sacrebleu.metrics.base import Metric
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
@@ -29,10 +31,7 @@ from nmt.text.moses import Moses
 from nmt.text.scripts import code, has_spaces
 from nmt.text.settings import TokenizerSettings
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-    from sacrebleu.metrics.base import Metric
-
+Lines = Sequence[str]
 LOWERCASED = "bleu_lowercased_moses"
 """Key of BLEU on lower-cased Moses tokens, by which others report Multi30k."""
 _MOSES_LANGUAGES = {*NonbreakingPrefixes().available_langs.values()} - {"zh", "yue", "ta"}
@@ -48,7 +47,7 @@ def read_lines(path: Path) -> list[str]:
     return lines
 
 
-def _check(hypotheses: Sequence[str], references: Sequence[str], names: Sequence[object] = ("output", "set")) -> None:
+def _check(hypotheses: Lines, references: Lines, names: Sequence[object] = ("output", "set")) -> None:
     if isinstance(hypotheses, str) or isinstance(references, str):
         raise InputError("two lists of lines are needed, not strings: give [line]")
     if len(hypotheses) != len(references):
@@ -60,7 +59,7 @@ def _check(hypotheses: Sequence[str], references: Sequence[str], names: Sequence
         raise InputError("there is no line to score")
 
 
-def corpus_score(metric: Metric, hypotheses: Sequence[str], references: Sequence[str]) -> tuple[float, str]:
+def corpus_score(metric: Metric, hypotheses: Lines, references: Lines) -> tuple[float, str]:
     """Return a metric's score of all lines in percent, and its signature."""
     _check(hypotheses, references)
     score = float(metric.corpus_score(hypotheses, [references]).score)
@@ -99,9 +98,7 @@ def headline(lang: str, tokenize: str | None = None, *, lowercase: bool = False)
         return CHRF(lowercase=lowercase)
 
 
-def sacrebleu(
-    hypotheses: Sequence[str], references: Sequence[str], lang: str = "", tokenize: str | None = None
-) -> tuple[float, str]:
+def sacrebleu(hypotheses: Lines, references: Lines, lang: str = "", tokenize: str | None = None) -> tuple[float, str]:
     """Return cased sacreBLEU of detokenised lines in percent, and its signature.
 
     `lang`, the target's code, or `tokenize` chooses sacreBLEU's tokenizer; without, it is 13a. Raises InputError as
@@ -110,14 +107,9 @@ def sacrebleu(
     return corpus_score(metric(lang, tokenize), hypotheses, references)
 
 
-def chrf(hypotheses: Sequence[str], references: Sequence[str], *, lowercase: bool = False) -> tuple[float, str]:
+def chrf(hypotheses: Lines, references: Lines, *, lowercase: bool = False) -> tuple[float, str]:
     """Return chrF2 (Popovic 2015) in percent, and its signature."""
     return corpus_score(CHRF(lowercase=lowercase), hypotheses, references)
-
-
-def sentence_chrf(hypotheses: Sequence[str], references: Sequence[str]) -> list[float]:
-    metric, pairs = CHRF(), zip(hypotheses, references, strict=True)
-    return [float(metric.sentence_score(hypothesis, [reference]).score) for hypothesis, reference in pairs]
 
 
 def split_compounds(line: str) -> str:
@@ -131,12 +123,7 @@ def plain_quotes(line: str) -> str:
 
 
 def paper_way(
-    hypotheses: Sequence[str],
-    references: Sequence[str],
-    lang: str,
-    tokenize: str | None = None,
-    *,
-    lowercase: bool = False,
+    hypotheses: Lines, references: Lines, lang: str, tokenize: str | None = None, *, lowercase: bool = False
 ) -> list[tuple[str, float]]:
     """Return the steps from sacreBLEU (first) to the paper's way (last) and the BLEU after each.
 
@@ -163,13 +150,13 @@ def paper_way(
     return steps
 
 
-def lowercased_tokens(lines: Sequence[str], lang: str) -> list[str]:
+def lowercased_tokens(lines: Lines, lang: str) -> list[str]:
     """Return lines in lower case, their punctuation normalised, as Moses tokens: how Multi30k's makers prepare it."""
     moses = Moses(lang, TokenizerSettings(tokenizer="moses", normalize_punctuation=True, aggressive_hyphens=False))
     return [moses.tokenize(line.lower()) for line in lines]
 
 
-def line_statistics(metric: Metric, hypotheses: Sequence[str], references: Sequence[str]) -> NDArray[np.int64]:
+def line_statistics(metric: Metric, hypotheses: Lines, references: Lines) -> NDArray[np.int64]:
     """Return what the corpus score of a metric sums over lines, [lines, k]: lengths, matches and totals."""
     _check(hypotheses, references)
     return np.array(metric._extract_corpus_statistics(hypotheses, [references]))
@@ -180,26 +167,14 @@ def score_of(metric: Metric) -> Callable[[NDArray[np.int64]], float]:
     return lambda sums: float(metric._compute_score_from_stats(sums.tolist()).score)
 
 
-def interval(metric: Metric, hypotheses: Sequence[str], references: Sequence[str]) -> tuple[float, float]:
-    """Return the 95% interval of a metric's corpus score."""
-    return bootstrap.interval(line_statistics(metric, hypotheses, references), score_of(metric))
-
-
-def compare(
-    baseline: Sequence[str], system: Sequence[str], references: Sequence[str], metric: Metric
-) -> bootstrap.Comparison:
+def compare(baseline: Lines, system: Lines, references: Lines, metric: Metric) -> bootstrap.Comparison:
     """Compare the corpus score of `system` with that of `baseline` by paired bootstrap resampling."""
     of_baseline, of_system = (line_statistics(metric, lines, references) for lines in (baseline, system))
     return bootstrap.compare(of_baseline, of_system, score_of(metric))
 
 
 def score(
-    hypotheses: Sequence[str],
-    references: Sequence[str],
-    lang: str,
-    tokenize: str | None = None,
-    *,
-    lowercase: bool = False,
+    hypotheses: Lines, references: Lines, lang: str, tokenize: str | None = None, *, lowercase: bool = False
 ) -> dict[str, Any]:
     """Return all scores of detokenised translations, in percent, by the keys of `wmt bleu --json`.
 
@@ -213,7 +188,8 @@ def score(
     key = "bleu" if isinstance(headline_metric, BLEU) else "chrf"
     scores: dict[str, Any] = {"set": known and known.title, "lines": len(references)}
     scores[key], scores[f"{key}_signature"] = corpus_score(headline_metric, hypotheses, references)
-    scores[f"{key}_low"], scores[f"{key}_high"] = interval(headline_metric, hypotheses, references)
+    of_lines = line_statistics(headline_metric, hypotheses, references)
+    scores[f"{key}_low"], scores[f"{key}_high"] = bootstrap.interval(of_lines, score_of(headline_metric))
     if steps := paper_way(hypotheses, references, lang, tokenize, lowercase=lowercase):
         scores["bleu_paper_way"] = steps[-1][1]
         scores["paper_way_steps"] = [{"step": name, "bleu": value} for name, value in steps]

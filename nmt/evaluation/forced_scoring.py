@@ -10,10 +10,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 from torch.nn import functional as F
 
-from nmt.common.shapes import Float, Int
 from nmt.errors import InputError
 from nmt.ids import BOS, EOS
 from nmt.inference.engine import batches, windows
@@ -46,16 +44,17 @@ class Scored:
 
 @torch.inference_mode()
 def score(model: Transformer, pairs: Sequence[tuple[list[int], list[int]]]) -> list[Scored]:
-    """Score pairs of ids, EOS last, as one batch.
-
-    Raises InputError if the probabilities are not finite.
-    """
+    """Score pairs of ids, EOS last, as one batch; raise InputError if the probabilities are not finite."""
     device = model.embedding.table.device
     src = padded([source for source, _ in pairs], device)
     tgt_in = padded([[BOS, *target[:-1]] for _, target in pairs], device)
     targets = padded([target for _, target in pairs], device)
     blocks = zip(model(src, tgt_in).flatten(0, 1).split(_ROWS), targets.flatten().split(_ROWS), strict=True)
-    parts = [_log_probabilities(model.logits(states), labels) for states, labels in blocks]
+    precise = torch.promote_types(model.embedding.table.dtype, torch.float32)
+    parts = [
+        -F.cross_entropy(model.logits(states).to(precise), labels, reduction="none").double()
+        for states, labels in blocks
+    ]
     log_p = torch.cat(parts).view(targets.shape)
     scored = []
     for row, (_, target) in zip(log_p, pairs, strict=True):
@@ -64,13 +63,6 @@ def score(model: Transformer, pairs: Sequence[tuple[list[int], list[int]]]) -> l
             raise not_finite_error(int(position) + 1)
         scored.append(Scored(float(inside.sum()), len(target)))
     return scored
-
-
-def _log_probabilities(
-    logits: Float[Tensor, "positions vocabulary"], labels: Int[Tensor, "positions"]
-) -> Float[Tensor, "positions"]:
-    precise = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return -F.cross_entropy(precise, labels, reduction="none").double()
 
 
 def score_lines(model: LoadedModel, pairs: Iterable[tuple[str, str]], batch_tokens: int = 4096) -> Iterator[Scored]:

@@ -13,8 +13,6 @@ from pydantic import Field, TypeAdapter
 from nmt.common.files import read_yaml
 from nmt.schema import Settings
 
-SETS = Path(__file__).with_suffix(".yaml")
-
 
 class Listing(Settings):
     """Results that others report, as a table: each row has some of the columns, whose headings `columns` gives."""
@@ -42,7 +40,7 @@ class KnownSet(Settings):
 
 @cache
 def known_sets() -> list[KnownSet]:
-    return TypeAdapter(list[KnownSet]).validate_python(read_yaml(SETS))
+    return TypeAdapter(list[KnownSet]).validate_python(read_yaml(Path(__file__).with_suffix(".yaml")))
 
 
 def digest(references: Sequence[str]) -> str:

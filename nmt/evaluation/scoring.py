@@ -7,16 +7,15 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.chrf import CHRF
 
 from nmt.bootstrap import Comparison
 from nmt.evaluation import bleu
 from nmt.parsing import evalb
 from nmt.task import PARSING, task_in, task_of
-
-if TYPE_CHECKING:
-    from sacrebleu.metrics.bleu import BLEU
-    from sacrebleu.metrics.chrf import CHRF
 
 LENGTHS = (10, 20, 30, 40, 50)  # the longest source, in words, of each group of lines; longer ones are the last group
 MEASURES = ("recall", "precision", "complete_match", "average_crossing")  # of EVALB's totals
@@ -87,7 +86,8 @@ class TranslationScorer:
 
     def of_lines(self, outputs: Lines, references: Lines) -> Sequence[float | None]:
         """Return the score of each line in percent; None if it cannot be scored."""
-        return bleu.sentence_chrf(outputs, references)
+        chrf, pairs = CHRF(), zip(outputs, references, strict=True)
+        return [float(chrf.sentence_score(output, [reference]).score) for output, reference in pairs]
 
     def by_length(self, sources: Lines, outputs: Lines, references: Lines) -> dict[str, tuple[int, float]]:
         """Return number of lines and score of each group of lines by length, the shortest first; no empty groups."""
@@ -105,12 +105,9 @@ class TreeScorer:
     """EVALB's F1, by the same methods."""
 
     def scores(self, test: Output, valid: Output) -> dict[str, Any]:
-        return self._f1(test) | self._f1(valid, "valid_f1")
+        return self.scores_of_set(test) | self.scores_of_set(valid, "valid_f1")
 
-    def scores_of_set(self, test: Output) -> dict[str, Any]:
-        return self._f1(test)
-
-    def _f1(self, output: Output, key: str = "f1") -> dict[str, Any]:
+    def scores_of_set(self, output: Output, key: str = "f1") -> dict[str, Any]:
         """Return EVALB's scores of a set, and the share of outputs that had to be repaired to be trees."""
         # A wrongly tagged comma would drop its sentence: the gold tags say what is punctuation.
         evaluated = evalb.read(output.references, output.path, gold_tags=True)

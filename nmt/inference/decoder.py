@@ -173,27 +173,14 @@ class DecodingState:
         self.mask, self.src_mask = self.mask.index_select(0, sentences), self.src_mask.index_select(0, sentences)
 
 
-class EnsembleState:
-    """The states of several models with one vocabulary for the same hypotheses; its methods are DecodingState's.
-
-    The probabilities are the mean of the models'.
-    """
-
-    def __init__(self, states: Sequence[DecodingState]) -> None:
-        self.states = states
-
-    def step(self, ids: Int[Tensor, "batch hypotheses"]) -> Iterator[Float[Tensor, "part hypotheses vocabulary"]]:
-        steps = [state.step(ids) for state in self.states]
-        # Logarithms, because the probabilities of float32 would become zero below 1e-45.
-        return (reduce(torch.logaddexp, parts) - math.log(len(steps)) for parts in zip(*steps, strict=True))
-
-    def select_hypotheses(self, origin: Int[Tensor, "batch chosen"]) -> None:
-        for state in self.states:
-            state.select_hypotheses(origin)
-
-    def select_sentences(self, sentences: Int[Tensor, "remaining"]) -> None:
-        for state in self.states:
-            state.select_sentences(sentences)
+def mean_of(
+    steps: Sequence[Iterator[Float[Tensor, "part hypotheses vocabulary"]]],
+) -> Iterator[Float[Tensor, "part hypotheses vocabulary"]]:
+    """Return the logarithms of the mean of several models' probabilities, from the parts that each `step` gave."""
+    if len(steps) == 1:
+        return steps[0]
+    # Logarithms, because the probabilities of float32 would become zero below 1e-45.
+    return (reduce(torch.logaddexp, parts) - math.log(len(steps)) for parts in zip(*steps, strict=True))
 
 
 def _append(

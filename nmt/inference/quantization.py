@@ -65,10 +65,9 @@ def quantize(model: Transformer) -> None:
         )
     if not torch.cpu._is_avx2_supported():
         raise InputError("torch has fast 8-bit products for x86 processors with AVX2 alone: leave out --quantization")
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if isinstance(child, nn.Linear):
-                setattr(parent, name, Int8Linear(child.weight.detach(), child.bias))
+    for name, module in list(model.named_modules()):
+        if isinstance(module, nn.Linear):
+            model.set_submodule(name, Int8Linear(module.weight.detach(), module.bias))
 
 
 def is_quantized(model: Transformer) -> bool:

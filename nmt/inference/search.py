@@ -17,9 +17,8 @@ from torch.nn import functional as F
 from nmt.common.shapes import Bool, Float, Int
 from nmt.errors import InputError
 from nmt.ids import BOS, EOS, PAD, UNK
-from nmt.inference.decoder import Decoder, DecodingState, EnsembleState
+from nmt.inference.decoder import Decoder, mean_of
 from nmt.inference.settings import SearchSettings
-from nmt.model import Transformer
 
 _CHUNK = 64
 """Columns per chunk in `top_of_rows`."""
@@ -44,11 +43,7 @@ def length_penalty(length: int, alpha: float) -> float:
 
 @torch.inference_mode()
 def search(
-    model: Transformer | Sequence[Decoder],
-    src: Int[Tensor, "batch src"],
-    settings: SearchSettings,
-    subwords: int,
-    nbest: int = 1,
+    decoders: Sequence[Decoder], src: Int[Tensor, "batch src"], settings: SearchSettings, subwords: int, nbest: int = 1
 ) -> list[list[Hypothesis]]:
     """Return the `nbest` best translations of each source, best first; there may be fewer.
 
@@ -57,7 +52,6 @@ def search(
     Raises InputError if nbest exceeds the beam, or the model's probabilities are not finite.
     """
     settings.check_nbest(nbest)
-    decoders = [Decoder(model)] if isinstance(model, Transformer) else model
     beam = _Beam(decoders, src, settings, subwords, nbest)
     while len(beam.results) < src.shape[0]:
         beam.step()
@@ -105,8 +99,7 @@ class _Beam:
         nbest: int,
     ) -> None:
         self.settings, self.subwords, self.nbest = settings, subwords, nbest
-        states = [decoder.start(src) for decoder in decoders]
-        self.state: DecodingState | EnsembleState = EnsembleState(states) if len(states) > 1 else states[0]
+        self.states = [decoder.start(src) for decoder in decoders]
         batch, k = src.shape[0], settings.beam
         self.sentences = list(range(batch))
         """The sentence of each row of the tensors, as an index in `src`. Some rows may have results already."""
@@ -133,7 +126,8 @@ class _Beam:
         self.alive, picked = log_p.masked_fill(ends, -math.inf).topk(k, dim=1)  # [batch, k]
         origin, tokens = origin.gather(1, picked), tokens.gather(1, picked)  # [batch, k]
         self.tokens = torch.cat((self._tokens_of(origin), tokens[:, :, None]), dim=2)  # [batch, k, length + 1]
-        self.state.select_hypotheses(origin)
+        for state in self.states:
+            state.select_hypotheses(origin)
         self._collect_results()
 
     def _tokens_of(self, origin: Int[Tensor, "batch chosen"]) -> Int[Tensor, "batch chosen length"]:
@@ -148,7 +142,7 @@ class _Beam:
         """
         full = self.limit <= self.length
         any_full, first = bool(full.any()), 0
-        for log_p in self.state.step(self.tokens[:, :, -1]):
+        for log_p in mean_of([state.step(self.tokens[:, :, -1]) for state in self.states]):
             part = slice(first, first + log_p.shape[0])
             first = part.stop
             for token in (PAD, BOS, UNK) if self.length or any_full else (PAD, BOS, UNK, EOS):
@@ -212,7 +206,8 @@ class _Beam:
             return
         self.sentences = [self.sentences[row] for row in remaining]
         rows = torch.tensor(remaining, device=self.alive.device)
-        self.state.select_sentences(rows)
+        for state in self.states:
+            state.select_sentences(rows)
         self.limit, self.alive, self.tokens = self.limit[rows], self.alive[rows], self.tokens[rows]
         self.finished, self.finished_tokens = self.finished[rows], self.finished_tokens[rows]
 

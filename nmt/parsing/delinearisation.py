@@ -76,27 +76,16 @@ class _Builder:
             self.repairs["closing bracket missing at the end"] += 1
             self.close()
 
-    def add_word(self, tag: str) -> None:
-        if self.words:
-            self.levels[-1][1].append(Tree(tag, word=self.words.pop()))
-        else:
-            self.repairs["word surplus"] += 1
-
     def finish(self) -> Tree:
         trees = self.levels[0][1]
-        if self.words:
-            self.repairs["word missing"] += len(self.words)
-            # A single complete tree is reopened for the remaining words.
-            reopen = len(self.levels) == 1 and len(trees) == 1 and trees[0].word is None
-            if reopen:
-                only = trees.pop()
-                self.levels.append((only.label, list(only.children)))
+        if missing := [Tree(TAG, word=word) for word in reversed(self.words)]:
+            self.repairs["word missing"] += len(missing)
+            if len(self.levels) == 1 and len(trees) == 1 and trees[0].word is None:
+                # A single complete tree is reopened for the remaining words.
+                trees[0] = Tree(trees[0].label, (*trees[0].children, *missing))
             else:
                 self.close_all(but=1)
-            while self.words:
-                self.add_word(TAG)
-            if reopen:
-                self.close()
+                self.levels[-1][1].extend(missing)
         self.close_all()
         if len(trees) == 1:
             return trees[0]
@@ -167,10 +156,8 @@ def delinearise(
 
     A linearised gold tree needs none and comes back with its words (with `vinyals`, every tag is XX). `vocabulary` are
     the symbols that the model knows: in tensor2tensor, X opens a constituent if `/X` is in `vocabulary`, or, without
-    it, in the output; otherwise X is a tag. Raises ValueError where there are no words.
+    it, in the output; otherwise X is a tag.
     """
-    if not words:
-        raise ValueError("a tree needs at least one word")
     known = vocabulary or frozenset(symbols)
     builder = _Builder(words)
     for symbol in symbols:
@@ -179,9 +166,9 @@ def delinearise(
             builder.levels.append((label, []))
         elif does == ")":
             builder.close_to(label)
-        elif does == "word":
-            builder.add_word(label)
+        elif does == "word" and builder.words:
+            builder.levels[-1][1].append(Tree(label, word=builder.words.pop()))
         else:
-            builder.repairs["unknown symbol"] += 1
+            builder.repairs["word surplus" if does else "unknown symbol"] += 1
     tree = builder.finish()
     return tree, +builder.repairs

@@ -86,31 +86,10 @@ def escape(word: str) -> str:
     return word.replace("(", "-LRB-").replace(")", "-RRB-")
 
 
-def _check_all_closed(stack: list[_Bracket]) -> None:
+def _check_all_closed(stack: list[_Bracket], place: str) -> None:
     if stack:
-        raise ValueError(
-            f"the tree that begins on line {stack[0].line} lacks {len(stack)} of its closing brackets: add them"
-        )
-
-
-def _add(token: re.Match[str], line: int, stack: list[_Bracket]) -> Tree | None:
-    """Read one token; return the tree that it completes. Raises ValueError where it breaks the bracketing."""
-    last = stack[-1] if stack else None
-    if token[1] is not None and (last is None or last.word is None):
-        stack.append(_Bracket(token[1], line, []))
-        return None
-    if token[0] == ")" and last is not None and (tree := last.closed(len(stack) == 1)) is not None:
-        stack.pop()
-        if not stack:
-            return tree
-        stack[-1].children.append(tree)
-        return None
-    if token[0] != ")" and token[1] is None and last is not None and last.word is None and not last.children:
-        last.word = token[0]
-        return None
-    raise ValueError(
-        f"`{token[0][:40]}` breaks the bracketing: write each tree as `(LABEL word)` or `(LABEL TREE TREE ...)`"
-    )
+        missing = f"lacks {len(stack)} of its closing brackets: add them"
+        raise InputError(f"{place}: the tree that begins on line {stack[0].line} {missing}")
 
 
 def read_trees(lines: Iterable[str], name: str, first: int = 1) -> Iterator[Tree]:
@@ -122,18 +101,27 @@ def read_trees(lines: Iterable[str], name: str, first: int = 1) -> Iterator[Tree
     """
     stack: list[_Bracket] = []
     number = first
-    try:
-        for number, line in enumerate(lines, start=first):
-            if line.startswith("("):
-                _check_all_closed(stack)
-            for token in _TOKEN.finditer(line):
-                if (tree := _add(token, number, stack)) is not None:
+    for number, line in enumerate(lines, start=first):
+        if line.startswith("("):
+            _check_all_closed(stack, f"{name}, line {number}")
+        for token in _TOKEN.finditer(line):
+            last = stack[-1] if stack else None
+            if token[1] is not None and (last is None or last.word is None):
+                stack.append(_Bracket(token[1], number, []))
+            elif token[0] == ")" and last is not None and (tree := last.closed(len(stack) == 1)) is not None:
+                stack.pop()
+                if stack:
+                    stack[-1].children.append(tree)
+                else:
                     yield tree
-        _check_all_closed(stack)
-    except InputError:
-        raise  # The lines' own errors, such as invalid UTF-8, name their file and line already.
-    except ValueError as error:
-        raise InputError(f"{name}, line {number}: {error}") from error
+            elif token[0][0] not in "()" and last is not None and last.word is None and not last.children:
+                last.word = token[0]
+            else:
+                raise InputError(
+                    f"{name}, line {number}: `{token[0][:40]}` breaks the bracketing: write each tree as "
+                    "`(LABEL word)` or `(LABEL TREE TREE ...)`"
+                )
+    _check_all_closed(stack, f"{name}, line {number}")
 
 
 def bare(label: str) -> str:

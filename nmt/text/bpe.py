@@ -23,10 +23,6 @@ _END = "</w>"
 """The end of a word's last symbol, as in subword-nmt."""
 _LEAST = 2
 """The lowest frequency of a pair that is merged."""
-_LONG = 50
-"""Words of more characters than this are merged with a heap of pairs."""
-_NEVER = sys.maxsize
-"""The rank of a pair that is not merged."""
 
 
 @lru_cache(maxsize=1 << 18)
@@ -35,76 +31,48 @@ def _opposite(symbol: str) -> str:
     return "".join([chr(sys.maxunicode - ord(char)) for char in symbol]) + chr(sys.maxunicode)
 
 
-class _Frequencies:
-    """Frequencies of pairs, in a heap that finds the most frequent; ties go to the pair that sorts last."""
-
-    def __init__(self, counts: defaultdict[Pair, int]) -> None:
-        self.counts = counts
-        self.changed: set[Pair] = set()
-        """Pairs whose count was changed since the last `best`; whoever changes a count adds the pair."""
-        self._order()
-
-    def best(self) -> Pair | None:
-        if len(self._heap) + len(self.changed) > 4 * len(self.counts) + 1000:
-            self._order()
-        for pair in self.changed:
-            if pair in self.counts:
-                heappush(self._heap, self._entry(pair))
-        self.changed.clear()
-        # Entries with outdated counts stay in the heap until they reach its top.
-        while self._heap:
-            frequency, _, _, pair = self._heap[0]
-            if self.counts.get(pair) == -frequency:
-                return pair
-            heappop(self._heap)
-        return None
-
-    def _order(self) -> None:
-        self._heap = [self._entry(pair) for pair in self.counts]
-        heapify(self._heap)
-        self.changed.clear()
-
-    def _entry(self, pair: Pair) -> tuple[int, str, str, Pair]:
-        return -self.counts[pair], _opposite(pair[0]), _opposite(pair[1]), pair
-
-
 def _merged(word: Word, first: str, second: str, joined: str) -> Word:
     """Join every `first` with the `second` that follows it, from the left."""
     symbols: list[str] = []
-    start, last = 0, len(word) - 1
-    while first in word[start:last]:
-        at = word.index(first, start)
-        if word[at + 1] == second:
-            symbols += word[start:at]
-            symbols.append(joined)
-            start = at + 2
+    for symbol in word:
+        if symbol == second and symbols and symbols[-1] == first:
+            symbols[-1] = joined
         else:
-            symbols += word[start : at + 1]
-            start = at + 1
-    return (*symbols, *word[start:])
+            symbols.append(symbol)
+    return tuple(symbols)
 
 
 class _Words:
-    """Words as symbols, with an index by pair."""
+    """Words as symbols, with an index by pair, and a heap that finds the most frequent pair.
+
+    Ties go to the pair that sorts last. The heap holds no pair that is rarer than `_LEAST`, as most are.
+    """
 
     def __init__(self, counts: Mapping[str, int]) -> None:
         in_order = sorted(sorted(counts.items()), key=lambda item: -item[1])
         self.words: list[Word] = [(*word[:-1], word[-1] + _END) for word, _ in in_order]
         self.counts = array("q", [count for _, count in in_order])
         self.pairs: defaultdict[Pair, int] = defaultdict(int)
-        """Frequencies before the first merge."""
+        """Frequencies."""
         self._index: defaultdict[Pair, array[int]] = defaultdict(lambda: array("i"))
         """The words that have a pair, and some that no longer have it."""
         for number, word in enumerate(self.words):
             for pair in pairwise(word):
                 self.pairs[pair] += self.counts[number]
                 self._index[pair].append(number)
+        self._order()
 
-    def merge(self, pair: Pair, frequencies: _Frequencies) -> None:
-        """Replace a pair by one symbol in all words.
+    def best(self) -> Pair | None:
+        # Entries with outdated counts stay in the heap until they reach its top.
+        while self._heap:
+            frequency, _, _, pair = self._heap[0]
+            if self.pairs[pair] == -frequency:
+                return pair
+            heappop(self._heap)
+        return None
 
-        subword-nmt's own function changes the counts: where symbols repeat in a word, it counts some pairs twice.
-        """
+    def merge(self, pair: Pair) -> None:
+        """Replace a pair by one symbol in all words; count as subword-nmt, which counts some repeated pairs twice."""
         from subword_nmt.learn_bpe import update_pair_statistics
 
         first, second = pair
@@ -117,41 +85,35 @@ class _Words:
                 self.words[number] = merged
                 changes.append((number, merged, word, self.counts[number]))
         touched: defaultdict[Pair, defaultdict[int, int]] = defaultdict(lambda: defaultdict(int))
-        update_pair_statistics(pair, changes, frequencies.counts, touched)
-        frequencies.counts[pair] = 0
-        frequencies.changed.update(touched)
+        update_pair_statistics(pair, changes, self.pairs, touched)
+        self.pairs[pair] = 0
         for changed, words in touched.items():
             if joined in changed:
                 self._index[changed].extend(words)
+            if self.pairs[changed] >= _LEAST:
+                heappush(self._heap, self._entry(changed))
+        if len(self._heap) > self._room:
+            self._order()
+
+    def _order(self) -> None:
+        self._heap = [self._entry(pair) for pair, count in self.pairs.items() if count >= _LEAST]
+        heapify(self._heap)
+        self._room = 2 * len(self._heap) + 1000
+
+    def _entry(self, pair: Pair) -> tuple[int, str, str, Pair]:
+        return -self.pairs[pair], _opposite(pair[0]), _opposite(pair[1]), pair
 
 
 def learn_merges(counts: Mapping[str, int], merges: int) -> list[Pair]:
     """Return at most `merges` merge operations, in order; fewer if no pair that occurs twice remains.
 
-    Equals subword-nmt's `learn_bpe` of the sorted words. Like it, sets aside pairs that are rarer than a threshold, and
-    examines them again when no other pair reaches the threshold.
+    Equals subword-nmt's `learn_bpe` of the sorted words.
     """
-    from subword_nmt.learn_bpe import prune_stats
-
     words = _Words(counts)
     learned: list[Pair] = []
-    frequencies, rare = _Frequencies(words.pairs.copy()), words.pairs
-    threshold = max(rare.values(), default=0) / 10
-    for number in range(merges):
-        best = frequencies.best()
-        if best is None or (number and frequencies.counts[best] < threshold):
-            prune_stats(frequencies.counts, rare, threshold)
-            best = max(rare, key=lambda pair: (rare[pair], pair), default=None)
-            threshold = rare[best] * number / (number + 10_000.0) if best else 0
-            frequent = rare.copy()
-            prune_stats(frequent, rare, threshold)
-            frequencies = _Frequencies(frequent)
-        if best is None or frequencies.counts[best] < _LEAST:
-            break
+    while len(learned) < merges and (best := words.best()):
         learned.append(best)
-        words.merge(best, frequencies)
-        if number % 100 == 0:
-            prune_stats(frequencies.counts, rare, threshold)
+        words.merge(best)
     return learned
 
 
@@ -179,30 +141,10 @@ class Merges:
         return [part + INSIDE for part in parts[:-1]] + parts[-1:]
 
     def _symbols(self, word: str) -> list[str]:
-        """Merge all occurrences of the pair of the lowest rank, from the left, until no pair has a rank."""
-        if len(word) > _LONG:
-            return self._symbols_of_long(word)
-        symbols = [*word[:-1], word[-1] + _END]
-        rank_of = self._ranks.get
-        ranks = [rank_of(pair, _NEVER) for pair in pairwise(symbols)]
-        while ranks and (rank := min(ranks)) != _NEVER:
-            first, second = self._pairs[rank]
-            if ranks.count(rank) > 1:
-                symbols = list(_merged(tuple(symbols), first, second, first + second))
-                ranks = [rank_of(pair, _NEVER) for pair in pairwise(symbols)]
-                continue
-            at = ranks.index(rank)
-            joined = first + second
-            symbols[at : at + 2] = [joined]
-            del ranks[at]
-            if at:
-                ranks[at - 1] = rank_of((symbols[at - 1], joined), _NEVER)
-            if at < len(ranks):
-                ranks[at] = rank_of((joined, symbols[at + 1]), _NEVER)
-        return symbols
+        """Merge all occurrences of the pair of the lowest rank, from the left, until no pair has a rank.
 
-    def _symbols_of_long(self, word: str) -> list[str]:
-        """Do the same in time n log n, with the places of pairs in a heap; a merged symbol leaves an empty one."""
+        In time n log n, with the places of pairs in a heap; a merged symbol leaves an empty one.
+        """
         symbols = [*word[:-1], word[-1] + _END]
         after, before = list(range(1, len(word) + 1)), list(range(-1, len(word) - 1))
         heap = [(rank, at) for at, pair in enumerate(pairwise(symbols)) if (rank := self._ranks.get(pair)) is not None]

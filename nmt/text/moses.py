@@ -128,8 +128,7 @@ class Moses:
         """Return a tokenised line as it would be written, as far as Moses' rules restore it."""
         if self._settings.tokenizer == "none":
             return line
-        detokenized: str = self._detokenizer.detokenize(line.split(), unescape=False)
-        return detokenized
+        return str(self._detokenizer.detokenize(line.split(), unescape=False))
 
     def changed(self, lines: Sequence[str]) -> float:
         """Return the share of raw lines that do not come back, but for the spaces of Latin punctuation."""

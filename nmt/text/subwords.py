@@ -184,8 +184,7 @@ class WordPieces(Subwords):
         super().__init__(self._processor.id_to_piece(list(range(self._processor.get_piece_size()))), settings)
 
     def encode(self, line: str) -> list[int]:
-        ids: list[int] = self._processor.encode(line)
-        return ids
+        return list(self._processor.encode(line))
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return the line of these ids; bytes that are not UTF-8 become U+FFFD."""
@@ -196,8 +195,7 @@ class WordPieces(Subwords):
 
     def scores(self) -> list[float]:
         """Return the score of each row before padding: of two pairs, the one with the higher score is merged first."""
-        scores: list[float] = self._processor.get_score(list(range(self.used_rows)))
-        return scores
+        return list(self._processor.get_score(list(range(self.used_rows))))
 
     def _save_model(self, folder: Path) -> None:
         (folder / "wordpieces.model").write_bytes(self._model)

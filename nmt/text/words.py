@@ -21,6 +21,13 @@ def bare(token: str) -> str:
     return token[kept[0] : kept[-1] + 1] if kept else ""
 
 
+def count(lines: Iterable[str]) -> Counter[str]:
+    """Count the words, separated by spaces: other white space is a character of its word."""
+    counts = Counter(" ".join(lines).split(" "))
+    del counts[""]  # between two consecutive spaces
+    return counts
+
+
 def save(folder: Path, counts: Mapping[str, int], language: str, parent: Path | None) -> None:
     """Write the most frequent words of counted tokens into a folder of subwords, then those of the parent's folder.
 

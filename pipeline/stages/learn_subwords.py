@@ -25,8 +25,8 @@ LINES = 65_536  # per task of a worker
 
 
 def count_block(block: Block) -> Counter[str]:
-    """Count the words, separated by spaces, of a block; runs in a worker."""
-    return Counter(" ".join(block.lines()).split(" "))
+    """Count the words of a block; runs in a worker."""
+    return words.count(block.lines())
 
 
 def count_words(paths: Iterable[Path], pool: Executor) -> Counter[str]:
@@ -35,8 +35,6 @@ def count_words(paths: Iterable[Path], pool: Executor) -> Counter[str]:
     for path in paths:
         for block in map_in_order(pool, count_block, read_blocks(path, LINES)):
             counts.update(block)
-    # The empty string between two consecutive spaces is no word.
-    del counts[""]
     return counts
 
 

@@ -8,6 +8,7 @@ from trainings import ALONE
 
 from nmt.evaluation.forced_scoring import score
 from nmt.ids import EOS
+from nmt.inference.decoder import Decoder
 from nmt.inference.search import search
 from nmt.inference.settings import SearchSettings
 from nmt.model_settings import ModelSettings
@@ -55,7 +56,7 @@ def test_a_row_trains_an_update_and_translates_or_parses_a_sentence(name: str, c
     ids = [4, 5, 6, 7, 8, 9, EOS]
     trainer.model.eval()
     beams = SearchSettings(**{**settings["search"], "max_extra": 5})
-    hypothesis = search(trainer.model, torch.tensor([ids]), beams, VOCABULARY)[0][0]
+    hypothesis = search([Decoder(trainer.model)], torch.tensor([ids]), beams, VOCABULARY)[0][0]
     (forced,) = score(trainer.model, [(ids, [*hypothesis.ids, EOS])])
     assert hypothesis.log_probability == pytest.approx(forced.log_probability, abs=1e-3), "step by step, as at once"
     assert len(hypothesis.ids) <= len(ids) - 1 + 5

@@ -28,7 +28,7 @@ def test_interval_and_p_value_are_sacrebleus() -> None:
     (first, references), (second, _) = texts(0.20, 1), texts(0.18, 2)
     _, results = PairedTest([("0", first), ("1", second)], {"BLEU": BLEU()}, [references], "bs", n_samples=1000)()
     one, two = results["BLEU"]
-    low, high = bleu.interval(BLEU(), first, references)
+    low, high = bootstrap.interval(bleu.line_statistics(BLEU(), first, references), bleu.score_of(BLEU()))
     assert low == pytest.approx(one.mean - one.ci, abs=1e-4)
     assert high == pytest.approx(one.mean + one.ci, abs=1e-4)
     comparison = bleu.compare(first, second, references, BLEU())

@@ -15,6 +15,7 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.ter import TER
 from text_lines import write_lines
 
+from nmt import bootstrap
 from nmt.errors import InputError
 from nmt.evaluation import bleu, known_sets
 from nmt.evaluation.known_sets import KnownSet, Listing
@@ -87,7 +88,7 @@ def test_command_line_compares_two_systems(tmp_path: Path, monkeypatch: pytest.M
     paths = _write(tmp_path, one=HYPOTHESES, two=REFERENCES, reference=REFERENCES)
     first, second = json.loads(printed("bleu", *paths, "--lang", "de", "--json"))
     steps = bleu.paper_way(HYPOTHESES, REFERENCES, "de")
-    low, high = bleu.interval(BLEU(), HYPOTHESES, REFERENCES)
+    low, high = bootstrap.interval(bleu.line_statistics(BLEU(), HYPOTHESES, REFERENCES), bleu.score_of(BLEU()))
     score, signature = bleu.sacrebleu(HYPOTHESES, REFERENCES)
     chrf, chrf_signature = bleu.chrf(HYPOTHESES, REFERENCES)
     said = {

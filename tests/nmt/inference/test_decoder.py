@@ -11,7 +11,7 @@ from nmt import products
 from nmt.evaluation import forced_scoring
 from nmt.evaluation.forced_scoring import score
 from nmt.ids import BOS, EOS, PAD
-from nmt.inference.decoder import Decoder, DecodingState, EnsembleState
+from nmt.inference.decoder import Decoder, DecodingState, mean_of
 from nmt.inference.search import search, top_of_rows
 from nmt.inference.settings import SearchSettings
 from nmt.model import Transformer
@@ -33,7 +33,7 @@ def model_of(seed: int = 0, **changes: object) -> Transformer:
     return model.double().eval()
 
 
-def step(state: DecodingState | EnsembleState, ids: Tensor) -> Tensor:
+def step(state: DecodingState, ids: Tensor) -> Tensor:
     """The log-probabilities of all sentences."""
     return torch.cat(list(state.step(ids)))
 
@@ -87,14 +87,14 @@ def test_an_ensemble_computes_with_logarithms() -> None:
     """As exp(-300) is 0 in float32."""
     unlikely = Decoder(model_of(1).float())
     unlikely.output = lambda x: x.new_zeros(*x.shape[:2], ROWS).index_fill(2, torch.tensor(7), -300.0)
-    log_p = step(EnsembleState([unlikely.start(SRC), unlikely.start(SRC)]), torch.full((2, 1), BOS))
+    log_p = next(mean_of([unlikely.start(SRC).step(torch.full((2, 1), BOS)) for _ in range(2)]))
     assert log_p[0, 0, 7] == pytest.approx(-300 - math.log(ROWS - 1))
 
 
 def test_forced_scoring_says_what_the_search_said_and_holds_a_blocks_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     model, logits = model_of(3), Transformer.logits
     monkeypatch.setattr(forced_scoring, "_ROWS", 3)
-    nbest_lists = search(model, SRC, HOW, ROWS, nbest=4)
+    nbest_lists = search([Decoder(model)], SRC, HOW, ROWS, nbest=4)
     sources = [[5, 6, 7, EOS], [8, EOS]]
     pairs = [(src, [*h.ids, EOS]) for src, best in zip(sources, nbest_lists, strict=True) for h in best]
     said = [h.log_probability for best in nbest_lists for h in best]

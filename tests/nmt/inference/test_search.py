@@ -140,8 +140,8 @@ def test_sentences_that_are_done_leave_a_large_batch_undisturbed() -> None:
 def test_nbest_may_not_exceed_the_beam() -> None:
     src = torch.tensor([[4, EOS]])
     for nbest in (0, 3):
-        check_refusal("", search, model_of(0, 4.0), src, how(2, 0.0), SUBWORDS, nbest=nbest)
-    assert len(search(model_of(0, 4.0), src, how(2, 0.0), SUBWORDS, nbest=2)[0]) == 2
+        check_refusal("", search, [Decoder(model_of(0, 4.0))], src, how(2, 0.0), SUBWORDS, nbest=nbest)
+    assert len(search([Decoder(model_of(0, 4.0))], src, how(2, 0.0), SUBWORDS, nbest=2)[0]) == 2
 
 
 class Fixed(Decoder):

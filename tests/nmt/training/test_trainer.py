@@ -20,6 +20,7 @@ from trainings import ALONE, MakeJob, logged, run, write_arrow
 from nmt import model, products
 from nmt.flops import LengthSums, training_flops
 from nmt.ids import BOS, EOS, PAD, UNK
+from nmt.inference.decoder import Decoder
 from nmt.inference.search import search
 from nmt.inference.settings import SearchSettings
 from nmt.model import Dropout, Transformer
@@ -166,7 +167,7 @@ def test_a_sample_is_spread_out_and_translated_in_batches(tiny_job: MakeJob, mon
     greedy = SearchSettings(beam=1, alpha=0.0, max_extra=9, stop="exact")
     for pair, ids in at_once.items():
         source = torch.from_numpy(corpus.padded(0, np.array([pair])))
-        ((best,),) = search(trainer.model, source, greedy, 16)
+        ((best,),) = search([Decoder(trainer.model)], source, greedy, 16)
         assert ids[: len(best.ids)] == best.ids != []
     monkeypatch.setattr("nmt.training.trainer.SAMPLE_BATCH", 1)
     assert trainer.translate_sample(corpus) == at_once
