@@ -14,12 +14,12 @@ from sacrebleu.metrics.chrf import CHRF
 
 from nmt.bootstrap import Comparison
 from nmt.evaluation import bleu
+from nmt.evaluation.bleu import Lines
 from nmt.parsing import evalb
 from nmt.task import PARSING, task_in, task_of
 
 LENGTHS = (10, 20, 30, 40, 50)  # the longest source, in words, of each group of lines; longer ones are the last group
 MEASURES = ("recall", "precision", "complete_match", "average_crossing")  # of EVALB's totals
-Lines = Sequence[str]
 
 
 class Output(NamedTuple):
@@ -69,9 +69,9 @@ class TranslationScorer:
             values["valid_bleu_paper_way"] = bleu.paper_way(last, of_valid, self.target, self.tokenize)[-1][1]
         return values
 
-    def scores_of_set(self, test: Output) -> dict[str, Any]:
+    def scores_of_set(self, output: Output) -> dict[str, Any]:
         """Return the scores of a further test set by the keys that the first one's have."""
-        return self._scores_and_steps(test)[0]
+        return self._scores_and_steps(output)[0]
 
     def _scores_and_steps(self, test: Output) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """Return the scores of a test set, and the steps to the paper's way."""

@@ -53,7 +53,7 @@ class _Words:
         self.words: list[Word] = [(*word[:-1], word[-1] + _END) for word, _ in in_order]
         self.counts = array("q", [count for _, count in in_order])
         self.pairs: defaultdict[Pair, int] = defaultdict(int)
-        """Frequencies."""
+        """The frequency of each pair; 0 once it is merged."""
         self._index: defaultdict[Pair, array[int]] = defaultdict(lambda: array("i"))
         """The words that have a pair, and some that no longer have it."""
         for number, word in enumerate(self.words):
@@ -107,7 +107,7 @@ class _Words:
 def learn_merges(counts: Mapping[str, int], merges: int) -> list[Pair]:
     """Return at most `merges` merge operations, in order; fewer if no pair that occurs twice remains.
 
-    Equals subword-nmt's `learn_bpe` of the sorted words.
+    Equals subword-nmt's `learn_bpe` of the sorted words, but where a word holds `</w>` itself.
     """
     words = _Words(counts)
     learned: list[Pair] = []

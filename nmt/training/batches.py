@@ -132,7 +132,7 @@ def make_batch(corpus: Corpus, blocks: Sequence[NDArray[np.integer]], heads: int
 
 
 Cut = tuple[int, list[NDArray[np.integer]]]
-"""The positions of all parts, source and target, each padded to its longest pair; the parts, some possibly empty."""
+"""How many positions all parts have, each padded to its longest pair, and the parts, of which some may be empty."""
 
 
 def cut(corpus: Corpus, pairs: NDArray[np.integer], count: int) -> Cut:

@@ -73,7 +73,7 @@ class World:
             work.wait()
 
     def gather(self, value: Value) -> list[Value]:
-        """Return the values of all ranks, in their order, without waiting for GPUs."""
+        """Return the values of all ranks, in their order, without waiting for GPUs, once all ranks have called it."""
         values = [value] * self.size
         if self.size > 1:
             distributed.all_gather_object(values, value, group=self.control)

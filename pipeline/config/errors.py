@@ -23,10 +23,10 @@ def validated(model: type[Model], content: object, path: Path) -> Model:
     try:
         return model.model_validate(content)
     except ValidationError as error:
-        raise InputError(f"{path}: {explained(error, model)}") from error
+        raise InputError(f"{path}: {explanation(error, model)}") from error
 
 
-def explained(error: ValidationError, model: type[BaseModel]) -> str:
+def explanation(error: ValidationError, model: type[BaseModel]) -> str:
     """Return the first error in one sentence: key, value and rule, or for an unknown key the nearest valid one."""
     first = error.errors(include_url=False)[0]
     location = [part for part in first["loc"] if part != "[key]"]

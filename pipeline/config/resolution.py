@@ -19,7 +19,7 @@ from nmt.errors import InputError
 from nmt.task import task_of
 from pipeline.config import catalogs, rows
 from pipeline.config.corpora import RunSettings
-from pipeline.config.errors import explained, nearest, read_mapping, validated
+from pipeline.config.errors import explanation, nearest, read_mapping, validated
 from pipeline.config.paths import PARAMS
 from pipeline.config.sections import SECTIONS, VersionSettings
 from pipeline.config.settings import Configuration
@@ -108,7 +108,7 @@ def resolve(params: Mapping[str, Any]) -> Configuration:
         configuration = Configuration.model_validate({"run": run, "data": data, **merged, "versions": versions})
     except ValidationError as error:
         origin = _origin(error.errors()[0]["loc"], layers)
-        raise InputError(f"{origin}: {explained(error, Configuration)}") from error
+        raise InputError(f"{origin}: {explanation(error, Configuration)}") from error
     _check_task(configuration, layers)
     averaged = {"last", "best"} & {*overrides.get("averaging", ())}
     shortened = "updates" in overrides.get("training", {}) and not averaged

@@ -23,6 +23,7 @@ from filelock import FileLock
 
 from nmt.common.files import read_yaml, sha256_of
 from nmt.errors import InputError
+from nmt.task import task_of
 from pipeline.config import resolution
 from pipeline.config.paths import CONFIG, state_root
 from pipeline.tracking import view
@@ -261,7 +262,10 @@ def _experiment(client: MlflowClient, pair: str) -> str:
         return str(experiment.experiment_id)
     # A server chooses itself. MLflow's own choice for a database is the working directory, perhaps a copy's.
     artifacts = None if uri().startswith(("http", "databricks")) else (state_root().resolve() / "mlartifacts").as_uri()
-    tags = {"mlflow.experimentKind": "custom_model_development"}  # Model training, not GenAI.
+    tags = {
+        "mlflow.experimentKind": "custom_model_development",  # Model training, not GenAI.
+        "mlflow.experiment.primaryMetric.name": f"valid_{task_of(pair).key}",  # until `view.show` knows better
+    }
     return str(client.create_experiment(f"wmt-{pair}", artifacts, tags))
 
 

@@ -34,6 +34,12 @@ def filled(kind: Any) -> Any:
 FILLED = filled(TrainState)
 
 
+def test_conditions_matter_unless_both_are_portable() -> None:
+    portable = CONDITIONS.model_copy(update={"portable": True})
+    assert portable.differences(portable.model_copy(update={"threads": 2})) == []
+    assert portable.differences(CONDITIONS) == ["portable was True and is False"]
+
+
 def test_a_state_comes_back(tmp_path: Path, training: Training) -> None:
     save_state(tmp_path, FILLED, *training)
     path = tmp_path / f"update-{FILLED.update:08d}"

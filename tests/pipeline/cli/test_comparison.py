@@ -13,7 +13,8 @@ import yaml
 from browser import HOSTILE, PATIENCE, findings, open_sections, opened
 from command_line import printed, refused
 
-from pipeline.report import sentences
+from nmt.bootstrap import Comparison
+from pipeline.report import comparison, sentences
 from pipeline.report.sentences import Line
 from pipeline.tracking import server
 
@@ -170,3 +171,12 @@ def test_parses_are_compared_by_f1_with_a_paired_bootstrap(make: Make, browser: 
         assert tile.locator("dd").all_text_contents() == ["+20.00", "paired bootstrap of 1,000 resamples"]
         groups = shown.locator("h3", has_text="F1 by length").locator("xpath=following-sibling::*[1]")
         assert groups.locator("tbody tr").all_text_contents() == ["1 to 106080.0100.0"]
+
+
+def test_the_verdict_names_what_matters_first_and_counts_the_rest() -> None:
+    gain = Comparison(difference=-0.04, p_value=0.5)
+    keys = ("averaging.last", "model.N", "run.seed", "training.checkpoint_every", "training.eps_ls", "training.updates")
+    changed = [(key, "1", "2") for key in keys]
+    said = comparison.verdict("name", changed, gain, "BLEU")
+    ordered = ", ".join(f"{key} 2 instead of 1" for key in ("updates", "N", "eps_ls", "last"))
+    assert said == f"{ordered}, and 1 more: +0.0 BLEU (p = 0.500, over sentences, not over seeds)"

@@ -17,7 +17,7 @@ from clones import ROOT
 from markupsafe import escape
 from model_folders import folder_of
 
-from pipeline.config import paths, resolution, sections
+from pipeline.config import paths, resolution, sections, wording
 from pipeline.config.paths import CONFIG
 from pipeline.report import chapters, figures, scores, sentences
 from pipeline.report.page import Figure
@@ -368,6 +368,11 @@ def test_a_cpu_is_named_with_what_decides_digits(base: tuple[str, str]) -> None:
         _write(paths.CERTIFICATE, json.dumps({**CERTIFICATE, "training": {"links": [link]}}))
         assert f"in 12 hours on a CPU (AMD EPYC, {threads}, torch 2.13.0+cpu): BLEU" in _written()[0]
     assert "Tesla P100 (" not in base[0]
+
+
+def test_a_time_has_two_units() -> None:
+    texts = ["1 hour and 30 minutes", "1 day and 23 hours", "45 days", "4 seconds"]
+    assert [wording.duration(seconds) for seconds in (5_399, 47 * 3600, 45 * 86_400, 4)] == texts
 
 
 def test_a_picture_draws_single_points() -> None:
