@@ -33,8 +33,11 @@ class _Saved(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, ser_json_inf_nan="constants")
 
 
-class ResumeConditions(_Saved):
-    """What must be the same for a resumed training to be bit-identical. The number of processes need not be."""
+class ResumeConditions(_Saved, extra="ignore"):
+    """What must be the same for a resumed training to be bit-identical. The number of processes need not be.
+
+    Further conditions, of a state that other code saved, are left out.
+    """
 
     device: str
     """The GPU's model, or `cpu`."""

@@ -103,3 +103,10 @@ def test_unknown_keys_and_wrong_values_are_refused(tmp_path: Path, text: str, ch
     with pytest.raises(InputError) as caught:
         read_state(tmp_path)
     assert f"{tmp_path / 'state.json'} cannot be resumed from ({problem}" in str(caught.value)
+
+
+def test_further_conditions_of_other_code_are_left_out(tmp_path: Path) -> None:
+    before, matched, after = INITIAL.model_dump_json().rpartition('"threads":')
+    assert matched
+    (tmp_path / "state.json").write_text(f'{before}"products":"torch",{matched}{after}', encoding="utf-8")
+    assert read_state(tmp_path) == INITIAL
