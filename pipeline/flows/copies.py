@@ -29,11 +29,11 @@ from nmt.common.files import link_or_copy
 from nmt.common.processes import end, is_held, start
 from nmt.errors import InputError
 from pipeline.config.errors import validated
+from pipeline.config.git import difference, git
 from pipeline.config.locks import mend_locks
 from pipeline.config.paths import CATALOGS, LOCAL, PARAMS, REPORT, state_root
 from pipeline.config.resolution import Params, read_params
 from pipeline.config.rows import merge_sections
-from pipeline.tracking.source import difference, git
 
 DVC = (sys.executable, "-m", "dvc")
 GRACE = 90.0

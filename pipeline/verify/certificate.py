@@ -14,9 +14,9 @@ from nmt.errors import explained
 from nmt.training.chain import Link
 from nmt.training.settings import Job
 from pipeline.config import catalogs, graph
+from pipeline.config.git import git
 from pipeline.config.paths import LOCAL, read_json
 from pipeline.stages import certify
-from pipeline.tracking.source import git
 from pipeline.trainings.identity import code_digest
 
 Status = Literal["recomputed", "equal", "noted", "differs", "inconclusive"]

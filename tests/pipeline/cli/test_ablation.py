@@ -18,7 +18,6 @@ from pipeline.cli.ablation import Plan
 from pipeline.config import catalogs, machine, resolution, rows
 from pipeline.flows import copies
 from pipeline.report.ablation import Interval, markdown
-from pipeline.tracking import source
 
 PLAN = Plan("en-de", "sample", 4, 2, {"training": {"updates": 10}, "subwords": {"merges": 400}}, repository="a")
 
@@ -38,7 +37,7 @@ def test_rows_are_scaled_together() -> None:
 def asked(here: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Plan]:
     """The plan of an ablation for the content of params.yaml."""
     monkeypatch.setattr(copies, "commit", lambda folder: "c")
-    monkeypatch.setattr(source, "difference", lambda *paths: b"")
+    monkeypatch.setattr(ablation, "difference", lambda *paths: b"")
 
     def asked(updates: int = 10, **params: Any) -> Plan:
         Path("params.yaml").write_text(json.dumps({"row": "base", "corpus": "sample", "seed": 1, **params}))
