@@ -7,7 +7,6 @@ import errno
 import json
 import os
 import signal
-from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -69,27 +68,23 @@ def check_whole(folder: Path) -> None:
         raise InputError(f"{folder / history.HISTORY} was damaged: {what}")
     hashes = {link.update: link.weights for link in links}
     for kept in checkpoint.checkpoints(folder / "checkpoints"):
-        try:
-            damaged = hashes.get(checkpoint.update_of(kept)) not in {None, digest(load_tensors(kept))}
-        except InputError:
-            damaged = True
-        if damaged:
-            raise InputError(
-                f"{kept} was damaged: it does not have the weights that {path.name} recorded. Remove it to average "
-                f"without it, or {folder} to train again"
-            )
+        with contextlib.suppress(InputError):  # It cannot be read.
+            if hashes.get(checkpoint.update_of(kept)) in {None, digest(load_tensors(kept))}:
+                continue
+        raise InputError(
+            f"{kept} was damaged: it does not have the weights that {path.name} recorded. Remove it to average "
+            f"without it, or {folder} to train again"
+        )
 
 
 def _losses_damaged(folder: Path, links: Sequence[chain.Link]) -> bool:
     """Return whether losses of the history, up to the saved state, are not those of the links; or a time is missing."""
     records, saved = history.read_history(folder / history.HISTORY), checkpoint.last_saved_update(folder)
-    ends, of_links = [link.update for link in links], [list[Any]() for _ in (*links, None)]
+    starts = [0, *(link.update for link in links)]
     try:
-        for record in records:
-            of_links[bisect_left(ends, record["update"])].append(record)
         return not all(record["seconds"] >= 0 for record in records) or any(
-            chain.losses_hash(of_link, 0, link.update) != link.losses
-            for of_link, link in zip(of_links, links, strict=False)
+            chain.losses_hash(records, start, link.update) != link.losses
+            for start, link in zip(starts, links, strict=False)
             if link.update <= saved
         )
     except (KeyError, TypeError, ValueError):
