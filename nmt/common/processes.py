@@ -23,8 +23,6 @@ UNRECORDED = 73
 """The exit status of a training process that failed and could not write why (sysexits' EX_CANTCREAT)."""
 UNUSABLE = 70
 """The exit status of torchrun where the processes cannot start or meet the other nodes (sysexits' EX_SOFTWARE)."""
-OUT_OF_MEMORY, KILLED = 71, 72
-"""The exit statuses of torchrun where SIGKILL ended a process, and the system counted that memory ran out, or not."""
 TRAINERS = "trainers.lock"
 """The file in a training's folder that all of its processes hold by `sharing`."""
 # Opened before any fork: another thread may hold the loader's lock at the fork, and the child would wait for ever.

@@ -109,9 +109,3 @@ def main_memory() -> int:
     limits = [*_limits("", "memory.max"), *_limits("memory", "memory.limit_in_bytes")]
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min([physical, *(int(limit) for (limit,) in limits if limit.isdecimal())])
-
-
-def memory_kills() -> int | None:
-    """Return how many processes of this control group were killed for its memory; None where nobody counts them."""
-    words, *_ = *_limits("", "memory.events"), *_limits("memory", "memory.oom_control"), list[str]()
-    return int(words[words.index("oom_kill") + 1]) if "oom_kill" in words else None

@@ -16,7 +16,7 @@ import yaml
 from filelock import FileLock, Timeout
 
 from nmt.common.files import FULL_DISK, read_yaml, write_text
-from nmt.common.processes import KILLED, OUT_OF_MEMORY, UNRECORDED, UNUSABLE, Interrupted
+from nmt.common.processes import UNRECORDED, UNUSABLE, Interrupted
 from nmt.common.tensors import digest, load_tensors
 from nmt.errors import InputError
 from nmt.training import chain, checkpoint, history
@@ -148,9 +148,6 @@ def unrecorded(folder: Path, status: int) -> Exception:
         return OSError(errno.ENOSPC, message, str(folder))
     if status in (2, UNUSABLE):  # 2: torchrun refused its arguments.
         return ChildProcessError("the training cannot start; its output is above")
-    if status in (OUT_OF_MEMORY, KILLED):
-        why = ": memory ran out, by its control group's count" if status == OUT_OF_MEMORY else ""
-        return Interrupted(f"a training process was killed by signal 9{why}")
     if (number := -status if status < 0 else status - 128) in (signal.SIGTERM, signal.SIGINT):
         return Interrupted("torchrun was asked to stop")
     if number > 0:

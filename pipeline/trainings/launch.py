@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from nmt.common.files import read_yaml, scratch_folder
-from nmt.common.processes import KILLED, OUT_OF_MEMORY, UNRECORDED, UNUSABLE, end, start
+from nmt.common.processes import UNRECORDED, UNUSABLE, end, start
 from nmt.errors import InputError
 from nmt.model_settings import ModelSettings
 from nmt.training.settings import TrainingSettings
@@ -142,9 +142,6 @@ def torchrun(folder: Path, watch: Callable[[], None], threads: int = 0) -> int:
     if most > 1:
         # `wmt join` on the other nodes finds the training by it.
         (folder / RENDEZVOUS).write_text(str(rendezvous), encoding="utf-8")
-    if (kept := sorted(folder.glob("states/update-*"))) and not any(folder.glob("resume/update-*")):
-        why = f"resume/ has none; to begin anew, remove {folder}"
-        print(f"train: {kept[-1]}, a kept state, is resumed: {why}", flush=True)
     settings = read_yaml(folder / "job.yaml")
     model = ModelSettings.model_validate(settings["model"])
     training = TrainingSettings.model_validate(settings["training"])
@@ -152,25 +149,19 @@ def torchrun(folder: Path, watch: Callable[[], None], threads: int = 0) -> int:
     rows = settings["vocabulary"], settings.get("target_vocabulary")
     count = process_count(training.shards, process_memory(model, training, rows), threads)
     variables = environment(count) | ({"OMP_NUM_THREADS": str(threads)} if threads else {})
-    kills = machine.memory_kills()
     process = start(command(count, folder), env=variables)
     try:
         while True:
             try:
-                return _refined(process.wait(timeout=1.0), kills, most)
+                status = process.wait(timeout=1.0)
             except subprocess.TimeoutExpired:
                 watch()
+            else:
+                # A single node has lost no other: a restart would fail again, as where torch does not fit in memory.
+                return UNUSABLE if most == status == 1 else status
     finally:
         # Its workers lead sessions of their own, and are killed by the kernel when it ends.
         end(process, GRACE)
-
-
-def _refined(status: int, kills: int | None, most: int) -> int:
-    """Return torchrun's exit status, with what this machine knows; `kills`: those for memory before it began."""
-    if kills is not None and status in (-signal.SIGKILL, 128 + signal.SIGKILL):
-        return KILLED if machine.memory_kills() == kills else OUT_OF_MEMORY
-    # A single node has lost no other node: a restart would fail again, for example where torch does not fit in memory.
-    return UNUSABLE if most == status == 1 else status
 
 
 def main() -> None:

@@ -99,24 +99,6 @@ def test_the_limits_of_a_container_are_those_of_the_machine(
     assert machine.memory() == (physical if gigabytes is None else int(gigabytes * 1e9))
 
 
-@pytest.mark.parametrize(
-    ("own", "name", "content", "count"),
-    [
-        ("0::/job", "job/memory.events", "low 0\nmax 7\noom 3\noom_kill 2\noom_group_kill 1", 2),
-        ("4:memory:/job", "memory/job/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 5", 5),
-        ("4:memory:/job", "memory/job/memory.oom_control", "oom_kill_disable 0\nunder_oom 0", None),  # an old kernel
-    ],
-)
-def test_memory_kills_are_of_this_group(groups: Path, own: str, name: str, content: str, count: int | None) -> None:
-    machine.CGROUP.write_text(f"{own}\n")
-    (groups / name).parent.mkdir(parents=True)
-    (groups / name).write_text(content)
-    (groups / name).parents[1].joinpath(Path(name).name).write_text("oom_kill 99")  # of others, too
-    assert machine.memory_kills() == count
-    machine.CGROUP.unlink()
-    assert machine.memory_kills() is None
-
-
 @pytest.fixture
 def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The script that is run as nvidia-smi."""

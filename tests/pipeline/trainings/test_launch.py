@@ -17,7 +17,7 @@ from refusals import check_refusal
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from trainings import MakeJob
 
-from nmt.common.processes import KILLED, OUT_OF_MEMORY, UNUSABLE
+from nmt.common.processes import UNUSABLE
 from nmt.errors import InputError
 from nmt.training import checkpoint
 from pipeline.config import machine
@@ -195,7 +195,7 @@ def test_an_error_in_watching_ends_torchrun_with_time_for_a_checkpoint(
 
 
 def test_training_returns_torchruns_exit_status_and_gives_it_the_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_job: MakeJob, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_job: MakeJob
 ) -> None:
     monkeypatch.setenv("WMT_PROCESSES", "1")
     monkeypatch.setenv("WMT_NODES", "2")
@@ -209,10 +209,7 @@ def test_training_returns_torchruns_exit_status_and_gives_it_the_environment(
         assert (tmp_path / "policy").read_text() == "PASSIVE"
     assert (tmp_path / "rendezvous").read_text() == "first:29400", "`wmt join` finds the training by it"
     monkeypatch.delenv("WMT_NODES")
-    (tmp_path / "states/update-00000004").mkdir(parents=True)
     assert launch.torchrun(tmp_path, lambda: None) == UNUSABLE, "alone it lost nobody"
-    kept = "states/update-00000004, a kept state, is resumed: resume/ has none; to begin anew, remove "
-    assert capfd.readouterr().out == f"train: {tmp_path}/{kept}{tmp_path}\n", "once, as `resume/` is not there"
 
 
 def test_portable_arithmetic_sees_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_job: MakeJob) -> None:
@@ -228,17 +225,6 @@ def test_portable_arithmetic_sees_no_gpu(tmp_path: Path, monkeypatch: pytest.Mon
         (tmp_path / "job.yaml").write_text(yaml.safe_dump(tiny_job(shards=2, arithmetic=arithmetic)))
         assert launch.torchrun(tmp_path, lambda: None) == 0
         command.assert_called_once_with(processes, tmp_path)
-
-
-@pytest.mark.parametrize(("counts", "told"), [((3, 4), OUT_OF_MEMORY), ((3, 3), KILLED), ((None, None), -9)])
-def test_whether_memory_ran_out_is_told_by_the_control_groups_count(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_job: MakeJob, counts: tuple[int | None, ...], told: int
-) -> None:
-    (tmp_path / "job.yaml").write_text(yaml.safe_dump(tiny_job(shards=1)))
-    killed = [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"]
-    monkeypatch.setattr(launch, "command", lambda *_: killed)
-    monkeypatch.setattr(machine, "memory_kills", iter(counts).__next__)
-    assert launch.torchrun(tmp_path, lambda: None) == told
 
 
 @pytest.mark.parametrize(

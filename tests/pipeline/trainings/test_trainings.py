@@ -338,8 +338,6 @@ FAILED = {"failed.json": '{"state": "failed", "error": "a bug"}'}
         ({}, 1, Interrupted, "a training process was lost"),
         ({}, 137, Interrupted, "a training process was killed by signal 9, probably because memory ran out"),
         ({}, -9, Interrupted, "a training process was killed by signal 9, probably because memory ran out"),
-        ({}, 71, Interrupted, "a training process was killed by signal 9: memory ran out, by its control group.*"),
-        ({}, 72, Interrupted, "a training process was killed by signal 9"),
         ({}, 139, Interrupted, "a training process was killed by signal 11"),
         ({}, 143, Interrupted, "torchrun was asked to stop"),
         ({}, 70, ChildProcessError, "the training cannot start; its output is above"),
