@@ -130,11 +130,6 @@ def packed(view: View) -> str:
     return _base64(gzip.compress(whole, mtime=0))
 
 
-def loaded(view: View) -> str:
-    """Return the file `view.beside`, a script: a page that is a file itself can read no other kind."""
-    return f'arrived("{packed(view)}")\n'
-
-
 def _inline(*names: str) -> tuple[Markup, str]:
     """Return the text of files in `static/`, and its source expression for the content security policy."""
     text = "\n".join((files("pipeline.report") / "static" / name).read_text(encoding="utf-8") for name in names)

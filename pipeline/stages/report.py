@@ -94,6 +94,8 @@ def run(provenance: Callable[[], Mapping[str, str]] = dict) -> None:
                 (temporary / f"{block.name}.svg").write_bytes(block.svg)
         for view in content:
             if isinstance(view, View) and view.beside:
-                (temporary / Path(view.beside).name).write_text(page.loaded(view), encoding="utf-8")
+                # A script: a page that is a file itself can read no other kind.
+                script = f'arrived("{page.packed(view)}")\n'
+                (temporary / Path(view.beside).name).write_text(script, encoding="utf-8")
     write_text(paths.REPORT, printable(page.markdown(content, paths.FIGURES.name)))
     write_text(paths.REPORT_HTML, page.html(content))

@@ -330,7 +330,7 @@ def test_a_large_model_is_in_a_file_beside_the_page(
     shown.get_by_role("button", name="Load the model").click()
     shown.get_by_text(f"{beside.beside} is not beside this page").wait_for()
     file.parent.mkdir()
-    file.write_text(page.loaded(beside), encoding="utf-8")
+    file.write_text(f'arrived("{page.packed(beside)}")\n', encoding="utf-8")
     shown.reload()
     shown.get_by_role("button", name="Load the model").click()
     shown.locator(".translation[data-lines]").wait_for(timeout=PATIENCE)
