@@ -22,10 +22,6 @@ from nmt.inference.translator import Translator
 
 BEAM = 32
 """The widest beam of a request, unless the model's own is wider: memory grows with it."""
-SENTENCES = 10_000
-"""The most sentences of a request."""
-CHARACTERS = 10_000
-"""The most characters of a sentence: attention's memory grows with the square of its subwords."""
 
 
 class Translation(PythonModel):
@@ -42,16 +38,15 @@ class Translation(PythonModel):
         """Return a translation for each sentence, in order; with `nbest` above 1 a list of them, best first.
 
         `params` may hold the search's `beam` and `alpha`, `nbest`, and `quantization`: `none` or `int8`. Raises
-        MlflowException, which the server answers with status 400, where a request is wrong or too large.
+        MlflowException, which the server answers with status 400, where a request is wrong or its beam too wide.
         """
         changes = dict(params or {})
         nbest, quantization = changes.pop("nbest", 1), changes.pop("quantization", "none")
-        most = max(BEAM, self.translator.settings.beam)
         try:
             ready = _with_weights(self.translator, quantization)
             settings = ready.settings.changed(changes)
             settings.check_nbest(nbest)
-            _check_sizes(model_input, settings.beam, most)
+            _check_beam(settings.beam, max(BEAM, self.translator.settings.beam))
             # One with the request's settings: requests are answered side by side.
             translator = Translator(ready.model, None, settings, ready.engine, ready.longest, ready.split)
             texts = [sentence.texts for sentence in translator.translations(model_input, nbest)]
@@ -75,13 +70,9 @@ def _with_weights(ready: Translator, quantization: str) -> Translator:
     return Translator(model, longest=ready.longest, split=ready.split)
 
 
-def _check_sizes(sentences: list[str], beam: int, most: int) -> None:
-    longest = max(map(len, sentences), default=0)
-    if beam > most or len(sentences) > SENTENCES or longest > CHARACTERS:
-        raise InputError(
-            f"the request has {len(sentences):,} sentences of up to {longest:,} characters and a beam of {beam:,}: "
-            f"send at most {SENTENCES:,} sentences of {CHARACTERS:,} characters, and a beam of at most {most}"
-        )
+def _check_beam(beam: int, most: int) -> None:
+    if beam > most:
+        raise InputError(f"beam is {beam}: give at most {most}")
 
 
 set_model(Translation())

@@ -71,20 +71,16 @@ def test_a_request_may_have_several_translations_and_8_bit_weights(server: httpx
 
 
 def test_what_a_request_may_not_ask_for_is_a_sentence(serving: Any, server: httpx.ASGITransport) -> None:
-    bounds = "send at most 10,000 sentences of 10,000 characters, and a beam of at most 32"
     refused: list[tuple[Any, dict[str, Any], str]] = [
         (SENTENCES, {"nbest": 5}, "nbest is 5: it must lie between 1 and the beam, 4"),
         (SENTENCES, {"quantization": "int4"}, "quantization is 'int4': give none or int8"),
         (["dog", 5], {}, "Expected type str, but got int"),
-        (SENTENCES, {"beam": serving.BEAM + 1}, f"a beam of 33: {bounds}"),
+        (SENTENCES, {"beam": serving.BEAM + 1}, "beam is 33: give at most 32"),
         (SENTENCES, {"beam": 0}, "the search's beam is 0; input should be greater than or equal to 1"),
         (SENTENCES, {"alpha": -0.1}, "the search's alpha is -0.1; input should be greater than or equal to 0"),
         (SENTENCES, {"alpha": 1e300}, "the search's alpha is 1e+300; input should be less than or equal to 10"),
-        (["dog"] * (serving.SENTENCES + 1), {}, "the request has 10,001 sentences of up to 3 char"),
-        (["dog", "a" * (serving.CHARACTERS + 1)], {}, "the request has 2 sentences of up to 10,001 char"),
         (["dog " * 300], {}, "subwords, and at most 256 are translated at once"),
     ]
-    serving._check_sizes(["a" * serving.CHARACTERS] * serving.SENTENCES, serving.BEAM, serving.BEAM)  # is allowed
     for sentences, params, message in refused:
         status, answer = ask(server, sentences, **params)
         assert (status, answer["error_code"]) == (400, "INVALID_PARAMETER_VALUE"), answer
@@ -99,5 +95,5 @@ def test_a_models_own_beam_may_be_wider_than_a_requests(serving: Any, folder: Pa
     model.translator = Translator(ready.model, settings=ready.settings.changed({"beam": serving.BEAM + 3}))
     assert len(model.predict(context, SENTENCES[1:])) == 1
     assert len(model.predict(context, SENTENCES[1:], {"beam": serving.BEAM + 2})) == 1
-    with pytest.raises(MlflowException, match=r"a beam of 36: .* a beam of at most 35"):
+    with pytest.raises(MlflowException, match="beam is 36: give at most 35"):
         model.predict(context, SENTENCES, {"beam": serving.BEAM + 4})
