@@ -25,6 +25,7 @@ from nmt.common.files import read_yaml, sha256_of
 from nmt.errors import InputError
 from nmt.task import task_of
 from pipeline.config import resolution
+from pipeline.config.errors import nearest
 from pipeline.config.paths import CONFIG, state_root
 from pipeline.tracking import view
 
@@ -46,8 +47,6 @@ SETTINGS = {
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
 """Settings of MLflow, where the environment has no others."""
-LISTED = 10
-"""Runs that a message lists, at most."""
 CONFIGURATION_TAG, TRAINING_TAG = "wmt.configuration", "wmt.training"
 """Tags by which a run is found again: the hash of results/config.yaml, and the name of the training's state."""
 
@@ -107,11 +106,8 @@ def problem(error: BaseException) -> str:
     """Return the first line of an error, with the store's address, for a message."""
     if isinstance(error, InputError):
         return str(error)
-    if "mlflow db upgrade" in str(error):
-        upgrade = f"copy it, then run `mlflow db upgrade {masked(uri())}`"
-        return f"MLflow at {masked(uri())} has the tables of another version: {upgrade}"
     first, *_ = str(error).strip().split("\n")
-    return f"MLflow at {masked(uri())}: {masked(first)[:200]}"
+    return f"MLflow at {masked(uri())}: {masked(first)[:300]}"
 
 
 @contextlib.contextmanager
@@ -321,10 +317,7 @@ def fetch_artifacts(name: str, files: Sequence[str], folder: Path) -> tuple[str,
 
         fitting = [full for full, run in named.items() if name and fits(full, run)]
         if len(fitting) != 1:
-            more = f", and {len(named) - LISTED} more" if len(named) > LISTED else ""
-            listed = f": MLflow has {', '.join([*named][:LISTED]) or 'no run'}{more}"
-            which = f" ({', '.join(fitting)})" if fitting else listed
-            raise InputError(f"{name!r} names {len(fitting)} runs{which}")
+            raise InputError(f"{name!r} names {len(fitting)} runs of MLflow's: {nearest(name, fitting or named)}")
         run_id = named[fitting[0]].info.run_id
         for file in {file.path for file in client.list_artifacts(run_id)}.intersection(files):
             client.download_artifacts(run_id, file, str(folder))

@@ -24,10 +24,12 @@ def test_a_run_is_found_by_its_name_its_full_name_or_the_beginning_of_its_id(roo
         full, (scores, lines) = server.fetch_artifacts(name, ["scores.json", "sentences.jsonl"], tmp_path / str(number))
         assert (full, scores.read_text(), lines.exists()) == (f"one-{one[:8]}", "{}", False)
         assert [path.name for path in (tmp_path / str(number)).iterdir()] == ["scores.json"], "what was asked for"
-    said = check_refusal(r"^'same' names 2 runs \(same-", server.fetch_artifacts, "same", [], tmp_path / "same")
+    said = check_refusal(
+        "^'same' names 2 runs of MLflow's: .*valid are same-", server.fetch_artifacts, "same", [], tmp_path / "same"
+    )
     assert all(run[:8] in said for run in same)
-    all_runs = rf"MLflow has same-\w+, same-\w+, one-{one[:8]}$"
-    check_refusal(f"^'' names 0 runs: {all_runs}", server.fetch_artifacts, "", [], tmp_path / "none")
+    all_runs = rf"valid are same-\w+, same-\w+, one-{one[:8]}$"
+    check_refusal(f"^'' names 0 runs of MLflow's: {all_runs}", server.fetch_artifacts, "", [], tmp_path / "none")
 
 
 @pytest.mark.parametrize("given", ["sqlite:///{original}/own.db", "sqlite:///own.db", "", "a link"])
@@ -95,7 +97,9 @@ def test_a_deleted_experiment_and_tables_of_another_version_are_told_with_the_co
         database.execute("UPDATE alembic_version SET version_num = '451aebb31d03'")
     monkeypatch.setenv("WMT_STATE", str(old.parent))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "")  # MLflow has set it.
-    assert f"then run `mlflow db upgrade sqlite:///{old}`" in refused("publish")
+    message = refused("publish")
+    assert f"MLflow at sqlite:///{old}: Detected out-of-date database schema" in message
+    assert "then run 'mlflow db upgrade <database_uri>' to migrate" in message
 
 
 @pytest.mark.parametrize(
