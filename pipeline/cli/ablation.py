@@ -24,7 +24,7 @@ from nmt.task import TRANSLATION, task_of
 from pipeline.config import machine, rows
 from pipeline.config.corpora import Pair
 from pipeline.config.errors import validated
-from pipeline.config.git import CODE, difference
+from pipeline.config.git import CODE, difference, head
 from pipeline.config.paths import PARAMS
 from pipeline.config.resolution import Params, read_params, resolve
 from pipeline.flows import copies
@@ -172,7 +172,7 @@ def plan_of(corpus: str | None, width: int, depth: int, updates: int, rate: floa
     budget |= {"checkpoint_every": max(1, updates // CHECKPOINTS), "keep_checkpoints": CHECKPOINTS}
     shared = rows.merge_sections({"training": training, "subwords": {sized: 4000}}, given)
     overrides = rows.merge_sections(shared, {"training": budget, "averaging": {"last": min(CHECKPOINTS, updates)}})
-    repository = copies.commit(Path.cwd()) + hashlib.sha256(difference(*CODE)).hexdigest()
+    repository = head() + hashlib.sha256(difference(*CODE)).hexdigest()
     return Plan(params.pair, corpus or params.corpus, width, depth, overrides, repository)
 
 
@@ -207,7 +207,7 @@ def ablation(
     """
     plan = plan_of(corpus, width, depth, updates, rate)
     names = {plan.name(row, seed): (row, seed) for row in rows for seed in seeds}
-    commit = copies.commit(Path.cwd())
+    commit = head()
     run_all(plan, names, finished(commit).keys(), jobs)
     text = markdown(caption_of(plan), results(finished(commit), names))
     write_text(OUT, text)

@@ -29,12 +29,17 @@ def difference(*paths: str, folder: Path | None = None) -> bytes:
     return git("diff", *plain, "--src-prefix=a/", "--dst-prefix=b/", "HEAD", "--", *paths, folder=folder)
 
 
+def head(folder: Path | None = None) -> str:
+    """Return the id of HEAD; raises ChildProcessError with git's message if there is none."""
+    return git("rev-parse", "HEAD", folder=folder).decode().strip()
+
+
 def code() -> dict[str, str]:
     """Return the commit, and the files that differ from it or are new (not dvc.lock and params.yaml)."""
     try:
-        commit, changed = git("rev-parse", "HEAD"), git("diff", "--name-only", "HEAD", "--", *CODE)
+        commit, changed = head(), git("diff", "--name-only", "HEAD", "--", *CODE)
         new = git("ls-files", "--others", "--exclude-standard")
     except OSError:
         return {"commit": "unknown", "differing_files": "unknown: git names no commit here"}
     files = (changed + new).decode(errors="replace").splitlines()
-    return {"commit": commit.decode().strip(), "differing_files": ", ".join(files) or "none"}
+    return {"commit": commit, "differing_files": ", ".join(files) or "none"}

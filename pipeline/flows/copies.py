@@ -29,7 +29,7 @@ from nmt.common.files import link_or_copy
 from nmt.common.processes import end, is_held, start
 from nmt.errors import InputError
 from pipeline.config.errors import validated
-from pipeline.config.git import difference, git
+from pipeline.config.git import difference, git, head
 from pipeline.config.locks import mend_locks
 from pipeline.config.paths import CATALOGS, LOCAL, PARAMS, REPORT, state_root
 from pipeline.config.resolution import Params, read_params
@@ -47,7 +47,7 @@ def made(original: Path, name: str, changes: Mapping[str, Any]) -> Iterator[Path
     """Copy `original`, set values of params.yaml to `changes`, yield the copy's path, and remove the copy at the end.
 
     `overrides` are merged into those of params.yaml. `name` is also that of the DVC experiment. Raises InputError if
-    `original` has no commit, params.yaml is invalid, or another process works by this name.
+    params.yaml is invalid, or another process works by this name; ChildProcessError if `original` has no commit.
     """
     root = (original / state_root()).absolute()
     folder = root / "copies"
@@ -87,11 +87,11 @@ def _remove(copy: Path) -> None:
 def _make(original: Path, copy: Path, changes: Mapping[str, Any]) -> None:
     from dvc.utils.serialize import modify_yaml
 
-    head = commit(original)
+    commit = head(original)
     # The user's settings may name the remote otherwise, and forbid folders as remotes.
     options = ("--origin=origin", "--config=protocol.file.allow=always", "--quiet", "--no-checkout", "--no-tags")
     git("clone", *options, str(original), str(copy))
-    git("checkout", "--quiet", "--detach", head, folder=copy)
+    git("checkout", "--quiet", "--detach", commit, folder=copy)
     if changed := difference(folder=original):
         # Also applied to the index: `dvc exp save` leaves out new files that are not in it.
         git("apply", "--index", "--whitespace=nowarn", "-", folder=copy, content=changed)
@@ -108,16 +108,6 @@ def _make(original: Path, copy: Path, changes: Mapping[str, Any]) -> None:
     for key in ("user.name", "user.email"):
         identity = git("config", "--default", "wmt-transformer", "--get", key, folder=original).decode().strip()
         git("config", key, identity, folder=copy)
-
-
-def commit(original: Path) -> str:
-    """Return the id of HEAD. Raises InputError if there is none."""
-    try:
-        return git("rev-parse", "HEAD", folder=original).decode().strip()
-    except ChildProcessError as error:
-        raise InputError(
-            f"{original} is no git repository with a commit, and runs work in copies of one: commit first ({error})"
-        ) from error
 
 
 def _share_cache(original: Path, copy: Path) -> None:

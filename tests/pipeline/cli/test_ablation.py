@@ -36,7 +36,7 @@ def test_rows_are_scaled_together() -> None:
 @pytest.fixture
 def asked(here: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Plan]:
     """The plan of an ablation for the content of params.yaml."""
-    monkeypatch.setattr(copies, "commit", lambda folder: "c")
+    monkeypatch.setattr(ablation, "head", lambda: "c")
     monkeypatch.setattr(ablation, "difference", lambda *paths: b"")
 
     def asked(updates: int = 10, **params: Any) -> Plan:

@@ -187,7 +187,8 @@ def test_what_cannot_be_copied_is_refused(original: Path, tmp_path: Path) -> Non
     plain = tmp_path / "plain"
     plain.mkdir()
     git(plain, "init", "--quiet")
-    refused(plain, r"no git repository with a commit, .*: commit first \(git .*: fatal: ")
+    with pytest.raises(ChildProcessError, match=r"git rev-parse in .*: fatal: "), copies.made(plain, "one", {}):
+        pass
     params = original / "params.yaml"
     params.write_text(params.read_text().replace("{}", "[1]"))
     refused(original, r"params\.yaml.* overrides is \[1\]", overrides={"model": {"N": 1}})
