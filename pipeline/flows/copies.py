@@ -49,39 +49,33 @@ def made(original: Path, name: str, changes: Mapping[str, Any]) -> Iterator[Path
     `overrides` are merged into those of params.yaml. `name` is also that of the DVC experiment. Raises InputError if
     params.yaml is invalid, or another process works by this name; ChildProcessError if `original` has no commit.
     """
-    root = (original / state_root()).absolute()
-    folder = root / "copies"
+    folder = (original / state_root()).absolute() / "copies"
     folder.mkdir(parents=True, exist_ok=True)
-    copy, lock = folder / name, FileLock(folder / f"{name}.lock", blocking=False, fallback_to_soft=False)
+    for left in folder.glob("*.lock"):
+        with suppress(Timeout), FileLock(left, blocking=False, fallback_to_soft=False):
+            _remove(left.with_suffix(""))
+    copy = folder / name
     try:
-        # One process at a time: otherwise a lock could be taken while it is removed.
-        with FileLock(folder / ".lock", fallback_to_soft=False):
-            for left in folder.glob("[!.]*.lock"):
-                with suppress(Timeout), FileLock(left, blocking=False, fallback_to_soft=False):
-                    _remove(left.with_suffix(""))
-                    if not left.with_suffix("").exists():
-                        left.unlink()
-            lock.acquire()
+        lock = FileLock(f"{copy}.lock", fallback_to_soft=False).acquire(timeout=1.0)
     except Timeout as error:
         raise InputError(f"{name} is at work already: wait for its end") from error
-    try:
-        while copy.exists():  # Processes of a killed run save their state.
-            time.sleep(0.5)
-            _remove(copy)
-        _make(original, copy, changes)
-        yield copy
-    finally:
-        with FileLock(folder / ".lock", fallback_to_soft=False):
+    with lock:
+        try:
+            while is_held(copy / PRINTED):  # Processes of a killed run save their state.
+                time.sleep(0.5)
+            shutil.rmtree(copy, ignore_errors=True)
+            _make(original, copy, changes)
+            yield copy
+        finally:
             _remove(copy)  # not where this run was interrupted while it waited for a killed one's processes
-            if not copy.exists():
-                Path(lock.lock_file).unlink(missing_ok=True)
-            lock.release()
 
 
 def _remove(copy: Path) -> None:
-    """Remove a copy that is left over, unless processes still work in it."""
+    """Remove a copy and its lock, which the caller holds, unless processes still work in the copy."""
     if not is_held(copy / PRINTED):
         shutil.rmtree(copy, ignore_errors=True)
+    if not copy.exists():
+        Path(f"{copy}.lock").unlink(missing_ok=True)
 
 
 def _make(original: Path, copy: Path, changes: Mapping[str, Any]) -> None:
