@@ -6,7 +6,7 @@ import importlib
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import chdir, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,11 @@ from pipeline.verify.certificate import Certificate, Finding, difference
 from pipeline.verify.replay import Training
 
 HERE = Path()
-COUNTED = ("pairs", "source_tokens", "target_tokens", "padding", "flops_counted")  # only by a whole training
+STATED = (
+    *("updates", "params", "vocabulary", "precision", "valid_loss", "valid_ppl"),
+    *("pairs", "source_tokens", "target_tokens", "padding", "flops_counted"),
+)
+"""What training.json says that is no time: the second line's keys only a whole training tells."""
 
 
 class Remake:
@@ -218,14 +222,17 @@ def trained_again(certificate: Certificate, again: Remake) -> Finding:
     root, summary = again.folder, again.folder / paths.TRAINING
     if not summary.exists():
         return Finding("train", "inconclusive", "nothing that training made is here")
-    counted = {key: read_json(summary)[key] for key in COUNTED}
+    stated, measured = (
+        {f"{paths.TRAINING}: {key}": content.get(key) for key in STATED}
+        for content in (read_json(summary), certificate.measured)
+    )
     write_json(summary, certificate.measured)
     made, recorded = (
         {path: hashed for path, hashed in files.items() if Path(path) not in timed}
         for files in (again.hashes("train", root), again.recorded["train"])
     )
     cut = early(certificate, load_section("training", TrainingSettings, root / paths.CONFIG), root)
-    if problem := difference(made, recorded) or cut or next(misstated(certificate, root, counted), None):
+    if problem := difference(made, recorded) or cut or difference(stated, measured):
         return Finding("train", "differs", problem)
     return Finding(
         "train", "recomputed", f"{len(made)} files, the last weights {certificate.training.links[-1].weights}"
@@ -261,7 +268,17 @@ def contradictions(certificate: Certificate) -> Iterator[str]:
         before = link.update
     if any(record["update"] > before for record in records):
         yield f"{paths.CURVES} or {paths.VALIDATION.name} goes on after update {before:,}"
-    yield from misstated(certificate, HERE)
+    job, stated = Job.model_validate({**certificate.training.job, "corpus": ""}), read_json(paths.TRAINING)
+    known = {
+        "updates": before,
+        "params": flops.parameters(job.model, job.vocabulary, job.target_vocabulary),
+        "vocabulary": job.vocabulary,
+        "precision": job.training.precision,
+        "valid_loss": validations[-1]["valid_loss"],
+        "valid_ppl": perplexity(validations[-1]["valid_loss"]),
+    }
+    if other := difference(stated, certificate.measured) or difference({key: stated.get(key) for key in known}, known):
+        yield f"{paths.TRAINING}: {other}"
     weights = {checkpoint.checkpoint_path(paths.CHECKPOINTS, link.update): link.weights for link in links}
     weights[paths.CHECKPOINTS / "last.safetensors"] = links[-1].weights
     for path in (kept := sorted(paths.CHECKPOINTS.iterdir())):
@@ -272,26 +289,6 @@ def contradictions(certificate: Certificate) -> Iterator[str]:
     for update in range(every, before + 1, every)[-training["keep_checkpoints"] :]:
         if checkpoint.checkpoint_path(paths.CHECKPOINTS, update) not in kept:
             yield f"the checkpoint of update {update:,} is missing, so others were averaged"
-
-
-def misstated(certificate: Certificate, root: Path, counted: Mapping[str, Any] | None = None) -> Iterator[str]:
-    """Yield which numbers of training.json in the repository `root` are not those of the training, or of `counted`."""
-    link, validations = certificate.training.links[-1], paths.read_table(root / paths.VALIDATION)
-    job, training = Job.model_validate({**certificate.training.job, "corpus": ""}), read_json(root / paths.TRAINING)
-    known = {
-        **(counted or {}),
-        "updates": link.update,
-        "params": flops.parameters(job.model, job.vocabulary, job.target_vocabulary),
-        "vocabulary": job.vocabulary,
-        "precision": job.training.precision,
-        "valid_loss": validations[-1]["valid_loss"],
-        "valid_ppl": perplexity(validations[-1]["valid_loss"]),
-    }
-    if training != certificate.measured:
-        yield f"{paths.TRAINING} is not what the certificate has as measured"
-    for key, value in known.items():
-        if training.get(key) != value:
-            yield f"{paths.TRAINING} has {training.get(key)} as {key}, the training has {value}"
 
 
 def verdict(steps_found: Sequence[Finding]) -> tuple[str, int]:

@@ -335,9 +335,13 @@ def test_changes_that_were_certified_are_named(run: Path, tampers: list[Tamper],
             [r"\S+ or validation.csv goes on after update 24"],
         ),
         (lambda: resealed(lambda content: content["training"].update(code="0")), [f"{paths.CHAIN} has another chain"]),
+        (lambda: edit_json(paths.TRAINING, updates=1), ["results/training.json: updates is 1, in the certificate 24$"]),
         (
-            lambda: edit_json(paths.TRAINING, **dict.fromkeys(MEASURED, 1)),
-            ["results/training.json is not what", *(rf"results/training.json has 1 as {key}, " for key in MEASURED)],
+            lambda: (
+                edit_json(paths.TRAINING, **dict.fromkeys(MEASURED, 1)),
+                resealed(lambda content: content["measured"].update(dict.fromkeys(MEASURED, 1))),
+            ),
+            ["results/training.json: updates is 1, in the certificate 24; and 5 more"],
         ),
     ],
 )
@@ -467,10 +471,10 @@ def test_a_certificate_alone_is_checked_from_the_corpus_on(run: Path) -> None:
     assert [findings[step][0] for step in (*DATA, "chain")] == ["recomputed"] * 5
     assert findings["average"][1].endswith("is not here")
     assert last == f"verified, but for what is inconclusive: {', '.join(absent)}"
-    for name, steps, detail in (("others", ["train", "score"], "is "), ("theirs", ["train"], "has 1 as pairs, the ")):
+    for name, steps, detail in (("others", ["train", "score"], " is "), ("theirs", ["train"], ": pairs is ")):
         status, findings, _ = verify("--certificate", f"{name}.json", "--share", 1)
         assert (status, those(findings, "differs")) == (1, steps), findings
-        assert findings["train"][1].startswith(f"{paths.TRAINING} {detail}")
+        assert findings["train"][1].startswith(f"{paths.TRAINING}{detail}")
 
 
 def test_a_portable_run_is_made_again_from_its_certificate(run: Path) -> None:
