@@ -1,9 +1,5 @@
 """Isolated copies of the repository: a run does not see what is edited in the original after it began.
 
-    with copies.made(Path.cwd(), "big-1", {"row": "big"}) as copy:
-        status = copies.run(copy, [*copies.DVC, "repro"], print)
-        copies.save(copy, (), print)
-
 A copy is a git clone of HEAD with the changes of tracked files, in `<state root>/copies/<name>`. It has the original's
 DVC cache, state root, catalogs and data/local (hard links: a file that is edited in place is refused by its checksum).
 It is removed at the end, however the run ended: what can be resumed is in the state root. A killed process leaves its

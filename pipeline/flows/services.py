@@ -207,10 +207,7 @@ def free_port(variable: str, default: int) -> str:
 
 
 def login() -> dict[str, str]:
-    """Return the settings of the server of `make serve`, found in the state root or in the repository's work/.
-
-    Empty if no server answers.
-    """
+    """Return the login of `make serve`, from the state root or the repository's work/; empty if no server answers."""
     for path in (state_root() / LOGIN, ROOT / "work" / LOGIN):
         try:
             settings: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))

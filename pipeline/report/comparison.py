@@ -43,10 +43,7 @@ class Compared:
 
 
 def shared(first: Sequence[Compared], second: Sequence[Compared]) -> list[tuple[Compared, Compared]]:
-    """Return the test sets that two runs share, in the second's order; each has the lines of one set.
-
-    Raises InputError for runs without lines and references in common.
-    """
+    """Return the test sets that two runs share, in the second's order; raise InputError where they share none."""
 
     def text(run: Compared) -> tuple[object, ...]:
         return run.languages, [(line.source, line.reference) for line in run.lines]

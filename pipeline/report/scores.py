@@ -26,10 +26,9 @@ def reference_row(name: str) -> str:
 
 
 def identities(data: Mapping[str, Any], scores: Mapping[str, Any]) -> dict[str, str]:
-    """Return what each set is, by a key beside its score: a known set's name, or the sha256 of its references.
+    """Return what each set that is here is: a known set's name, or the sha256 of its references, by `<key>_references`.
 
-    `data`: the section of the resolved configuration; `scores`: the content of results/scores.json. A set that is not
-    here has no key.
+    `data`: the section of the resolved configuration; `scores`: the content of results/scores.json.
     """
     target, valid, tests, key = data["target"], data["valid"], data["test"], task_in(scores).key
     test = tests[0] if isinstance(tests, list) else tests
@@ -42,10 +41,7 @@ def identities(data: Mapping[str, Any], scores: Mapping[str, Any]) -> dict[str, 
 
 
 def comparable(metrics: Mapping[str, Any]) -> bool:
-    """Return whether the scored sets are the paper's: newstest2013 and newstest2014, or WSJ's sections 22 and 23.
-
-    Parts of them, as a mirror may have, are other sets.
-    """
+    """Return whether the scored sets are the paper's, whole: newstest2013 and newstest2014, or WSJ's 22 and 23."""
     task = task_in(metrics)
     return tuple(metrics.get(f"{key}_references") for key in (f"valid_{task.key}", task.key)) == task.papers_sets
 

@@ -26,10 +26,7 @@ KINDS = ("loss", "valid_loss", sample.CHRF)
 
 
 class Points:
-    """The points that a run has in MLflow, and those that are sent to it.
-
-    Each update is sent once, even if a resumed training measures it again.
-    """
+    """The points that a run has in MLflow: each update is sent once, even if a resumed training measures it again."""
 
     def __init__(self, client: MlflowClient, run: Run) -> None:
         self.client, self.run = client, run

@@ -98,9 +98,8 @@ def describe(client: MlflowClient, run: str, configuration: Mapping[str, Any], s
     """Set parameters (row, pair, corpus, seed, what differs from the row, sizes), scores and tags.
 
     Each set's headline score, and BLEU on lower-cased Moses tokens, are metrics. All other numbers are tags: a metric
-    would get a chart of its own, and a parameter could not change when the run is scored again. MLflow shows the latest
-    value of a metric. A score that it shows already is not sent again, and the validation perplexity not at all: it is
-    the end of a curve, which `Points` sends.
+    would get a chart of its own, and a parameter could not change when the run is scored again. A score that MLflow
+    shows is not sent again, and the validation perplexity not at all: it is the end of a curve, which `Points` sends.
     """
     from mlflow.entities import Metric, Param, RunTag
 

@@ -57,10 +57,7 @@ def register(client: MlflowClient, run: str, configuration: Mapping[str, Any], s
 
 
 def model_content(folder: Path, search: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what `mlflow.pyfunc` saves of a model folder: code and example; nothing is pickled.
-
-    `search`: the settings of a request that names no others.
-    """
+    """Return what `mlflow.pyfunc` saves of a model folder, nothing pickled; `search` has the defaults of a request."""
     here = Path(__file__).resolve().parent
     defaults = {"beam": int(search["beam"]), "alpha": float(search["alpha"]), "nbest": 1, "quantization": "none"}
     return {

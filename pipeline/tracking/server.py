@@ -158,10 +158,7 @@ def beside(stage: str, work: Callable[[Callable[[str], None]], object]) -> Itera
 
 @contextlib.contextmanager
 def opening() -> Iterator[None]:
-    """Let one process at a time open the store, or make experiments and runs in it. The first creates its tables.
-
-    A local store can be read by its user alone.
-    """
+    """Let one process at a time open the store, whose tables the first makes, or add to it; its user alone reads it."""
     root = state_root().resolve()
     root.mkdir(parents=True, exist_ok=True)
     with FileLock(root / "mlflow.lock"):

@@ -61,10 +61,7 @@ def hardware() -> str:
 
 
 def provenance() -> dict[str, str]:
-    """Return what names the run: commit, files that are not the commit's, experiment, Prefect's run, MLflow's page.
-
-    `patch` has the changes of tracked files.
-    """
+    """Return what names the run: commit, experiment, Prefect's run, MLflow's page, files that differ, their patch."""
     code_tags = code()
     names = {
         "commit": code_tags["commit"][:12],

@@ -37,10 +37,8 @@ NO_ARITHMETIC = {Path("nmt", name) for name in OTHERS}
 
 
 def job_of(model: ModelSettings, training: TrainingSettings, root: Path) -> dict[str, Any]:
-    """Return the job of a training on the corpus of the repository in `root`.
-
-    Defaults are left out: a setting added later leaves the fingerprint of others as it is.
-    """
+    """Return the job of a training on the corpus of the repository in `root`; defaults are left out."""
+    # A setting that is added later leaves the fingerprint of others as it is.
     stats = read_json(root / paths.BINNED_STATS)
     vocabularies: dict[str, int] = {key: stats[key] for key in ("vocabulary", "target_vocabulary") if key in stats}
     job = Job(model=model, training=training, corpus=str((root / paths.BINNED).resolve()), **vocabularies)

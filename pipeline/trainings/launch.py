@@ -63,10 +63,7 @@ def process_count(shards: int, needed: int = 0, threads: int = 1) -> int:
 
 
 def nodes() -> tuple[int, int, str | None]:
-    """Return the least and the most nodes of `$WMT_NODES`, by default 1, and `$WMT_RENDEZVOUS`.
-
-    The rendezvous is the first node's name and a free port there.
-    """
+    """Return the least and the most nodes of `$WMT_NODES`, by default 1, and `$WMT_RENDEZVOUS`, on the first node."""
     value, rendezvous = os.environ.get("WMT_NODES", "1"), os.environ.get("WMT_RENDEZVOUS")
     match = re.fullmatch(r"([1-9]\d*)(?::([1-9]\d*))?", value)
     least, most = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)

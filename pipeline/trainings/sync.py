@@ -81,10 +81,7 @@ class StateStore:
         return marker["update"], marker["files"]
 
     def push(self, folder: Path) -> int:
-        """Upload the newest state of the training in `folder`, then delete the one before.
-
-        Return its update, 0 if there is none or training has just replaced it.
-        """
+        """Upload the newest state, then delete the one before; return its update, 0 for none or one just replaced."""
         stored, earlier = self.newest()
         state, update = checkpoint.latest_resume(folder / "resume"), checkpoint.last_saved_update(folder)
         if state is None or update == stored:

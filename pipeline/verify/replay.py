@@ -108,10 +108,7 @@ class Training:
     def retrain(
         self, start: int, end: int, corpus: Path, outputs: Path | None = None
     ) -> tuple[list[Link], list[history.Record]]:
-        """Train the updates after `start` up to `end` again; return the chain and the history.
-
-        `outputs`: see `retrained`. Raises what ended a training that fails.
-        """
+        """Train the updates after `start` up to `end` again; return chain and history. `outputs`: as of `retrained`."""
         # Beside the kept states, so that they become hard links there.
         with scratch_folder(state_root().resolve() / "replay") as scratch:
             (folder := scratch / self.folder.name).mkdir()
