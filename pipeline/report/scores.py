@@ -26,7 +26,7 @@ def reference_row(name: str) -> str:
 
 
 def identities(data: Mapping[str, Any], scores: Mapping[str, Any]) -> dict[str, str]:
-    """Return what each set that is here is: a known set's name, or the sha256 of its references, by `<key>_references`.
+    """Return what each set here is, by `<key>_references`: a known set's name, or the sha256 of its references.
 
     `data`: the section of the resolved configuration; `scores`: the content of results/scores.json.
     """

@@ -158,7 +158,7 @@ def beside(stage: str, work: Callable[[Callable[[str], None]], object]) -> Itera
 
 @contextlib.contextmanager
 def opening() -> Iterator[None]:
-    """Let one process at a time open the store, whose tables the first makes, or add to it; its user alone reads it."""
+    """Let one process at a time open the store or add to it. The first makes its tables; only its user may read it."""
     root = state_root().resolve()
     root.mkdir(parents=True, exist_ok=True)
     with FileLock(root / "mlflow.lock"):

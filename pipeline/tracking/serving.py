@@ -57,7 +57,10 @@ class Translation(PythonModel):
 
 @lru_cache(2)
 def _with_weights(ready: Translator, quantization: str) -> Translator:
-    """Return the translator, or one with 8-bit weights, made once; InputError for other values, and for it on a GPU."""
+    """Return the translator, or one with 8-bit weights, which the first request for it makes.
+
+    Raises InputError for other values, and for 8-bit weights on a GPU.
+    """
     if quantization == "none":
         return ready
     if quantization != "int8":

@@ -13,7 +13,10 @@ from pipeline.data import parent_folder
 
 
 def copy_parent(state: Path, start: StartSettings) -> None:
-    """Copy the parent's weights to a training's folder, if not there; InputError where they are missing or others."""
+    """Copy the weights that a training starts from into its folder `state`, unless they are there.
+
+    Raises InputError where the parent is missing or has other weights.
+    """
     if not (state / START).exists():
         # No link: the parent's folder is the user's, who may change the file in place.
         with writing(state / START) as temporary:
