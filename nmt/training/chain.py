@@ -127,17 +127,12 @@ def is_link(settings: TrainingSettings, update: int) -> bool:
     return any(every is not None and update % every == 0 for every in intervals)
 
 
-def keep_every(settings: TrainingSettings, report_every: int) -> int | None:
-    """Return how many updates lie between two kept states; None where none is kept.
-
-    States are kept at links of the chain and, if enough remain, only where an interval of the history ends.
-    """
+def keep_every(settings: TrainingSettings) -> int | None:
+    """Return how many updates lie between two kept states, which are kept at links; None where none is kept."""
     if settings.keep_states == 0:
         return None
     links, apart = settings.verify_every or settings.checkpoint_every, settings.updates / (settings.keep_states + 1)
-    step = math.lcm(report_every, links)
-    step = step if step <= apart else links
-    return step * math.ceil(apart / step)
+    return links * math.ceil(apart / links)
 
 
 def kept_states(folder: Path) -> dict[int, Path]:

@@ -5,7 +5,6 @@ Weights are safetensors files. A file or folder appears under its name when it i
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from torch import Tensor
 
 from nmt.common.files import writing
 from nmt.common.tensors import load_tensors, save_tensors
-from nmt.errors import InputError
 from nmt.model import Transformer
 
 
@@ -28,11 +26,8 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def update_of(path: Path) -> int:
-    """Return the update in the name of a checkpoint or state; raise InputError for another name."""
-    match = re.fullmatch(r"update-(\d+)(\.safetensors)?", path.name)
-    if match is None:
-        raise InputError(f"{path} is not a checkpoint's name: those read update-00001500")
-    return int(match[1])
+    """Return the update in the name of a checkpoint or state, as update-00001500."""
+    return int(path.stem.removeprefix("update-"))
 
 
 def save_checkpoint(folder: Path, update: int, model: Transformer, keep: int) -> None:

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nmt import flops, hardware
-from nmt.common.files import writing
-from nmt.errors import InputError
+from nmt.common.files import write_text
 from nmt.training.schedule import learning_rate
 from nmt.training.settings import Job
 from nmt.training.state import Interval, TrainState
@@ -117,21 +116,9 @@ def append(path: Path, record: Mapping[str, Any]) -> None:
         file.write(json.dumps(record) + "\n")
 
 
-def remove_after(folder: Path, state: TrainState) -> None:
-    """Remove the records of updates after a state: a training that resumes there measures them again.
-
-    Raises InputError where the record of the last interval before it cannot be read.
-    """
-    path = folder / HISTORY
-    records, reported = read_history(path), state.update - state.interval.updates
-    unreadable = path.exists() and len(records) < path.read_bytes().count(b"\n")
-    if unreadable and reported not in {0, *(record["update"] for record in records if "loss" in record)}:
-        raise InputError(
-            f"{path} was on disk up to update {reported:,}, but line {len(records) + 1:,} cannot be read: mend that "
-            f"line, or remove {folder} to start this training again"
-        )
+def remove_after(folder: Path, update: int) -> None:
+    """Remove the records of updates after `update`: a training that resumes there measures them again."""
     for path in (folder / HISTORY, folder / CHAIN):
         if path.exists():
-            remaining = [record for record in read_history(path) if record["update"] <= state.update]
-            with writing(path) as temporary:
-                temporary.write_text("".join(json.dumps(record) + "\n" for record in remaining), encoding="utf-8")
+            remaining = [record for record in read_history(path) if record["update"] <= update]
+            write_text(path, "".join(json.dumps(record) + "\n" for record in remaining))

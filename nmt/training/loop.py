@@ -55,10 +55,12 @@ class Attempt:
         self.trainer, self.corpus, self.folder = trainer, corpus, folder
         self.settings = trainer.settings
         self.report_every = max(1, min(100, self.settings.updates // 100))
-        self.keep_every = chain.keep_every(self.settings, self.report_every)
+        self.keep_every = chain.keep_every(self.settings)
         self._saved = time.monotonic()
         self._hashing = ThreadPoolExecutor(1, "hashing")
-        self._link: Future[None] | None = None
+        self._link: Future[None] = Future()
+        """The last link of the chain, which a thread adds."""
+        self._link.set_result(None)
 
     def resume(self, path: Path | None, damaged: Sequence[Path]) -> None:
         """Load the state in `path`, check that all ranks are at its update, and discard what was measured after it."""
@@ -81,7 +83,7 @@ class Attempt:
         for earlier in checkpoint.checkpoints(self.folder / "checkpoints"):
             if checkpoint.update_of(earlier) > trainer.update:
                 earlier.unlink()
-        history.remove_after(self.folder, trainer.measured.state)
+        history.remove_after(self.folder, trainer.update)
         chain.remove_later_states(self.folder, trainer.update)
         if loaded is None:
             return
@@ -201,7 +203,7 @@ class Attempt:
             trainer.measured.collect()  # A saved state has the sums of an unfinished interval, from every rank.
         if not trainer.world.main:
             return
-        self.finish_link()
+        self._link.result()  # Raises the error that prevented it.
         copies = chain.host_copies(trainer.model, trainer.optimizer)
         # On 8 GPUs, hashing the 757 MB of base while all wait would take several percent of the time.
         given = self.folder, self.settings, update, copies, trainer.conditions()
@@ -209,11 +211,6 @@ class Attempt:
         if self.keeps(update):
             self.save()
             self.keep_state()
-
-    def finish_link(self) -> None:
-        """Wait until the last link is in the chain; raise the error that prevented it."""
-        if self._link is not None:
-            self._link.result()
 
     def keep_state(self) -> None:
         name = f"update-{self.trainer.update:08d}"
@@ -227,7 +224,7 @@ class Attempt:
         self._saved = time.monotonic()
         trainer = self.trainer
         if trainer.world.main:
-            self.finish_link()
+            self._link.result()
             # Flush the logs before saving: a resumed training does not rewrite records before the saved update.
             for name in (HISTORY, CHAIN):
                 if (self.folder / name).exists():
@@ -340,8 +337,6 @@ def main() -> None:
     torchrun turns every exit status into 1, so the outcome is a file in the folder: `done.json`, `interrupted`, or
     `failed.json` if this worker itself failed. A worker that only lost its peers writes none.
     """
-    if len(sys.argv) not in {2, 3}:
-        sys.exit("usage: python -m nmt.training.loop FOLDER [TORCHRUN]")
     # If torchrun is killed with SIGKILL, its workers would otherwise live on and occupy the devices. It may have been
     # killed already, while this one was importing.
     die_with_parent(signal.SIGKILL, *map(int, sys.argv[2:]))

@@ -8,9 +8,7 @@ from nmt.training.settings import TrainingSettings
 
 
 def learning_rate(update: int, d_model: int, settings: TrainingSettings) -> float:
-    """Return d_model^-0.5 * min(update^-0.5, update * warmup_steps^-1.5), times learning_rate_scale."""
-    if update < 1:
-        raise ValueError(f"update is {update}: updates count from 1")
+    """Return d_model^-0.5 * min(update^-0.5, update * warmup_steps^-1.5), times learning_rate_scale; update >= 1."""
     if settings.arithmetic == "portable":  # Powers differ between libraries, roots do not.
         warmup = update / (settings.warmup_steps * math.sqrt(settings.warmup_steps))
         return settings.learning_rate_scale * (min(1 / math.sqrt(update), warmup) / math.sqrt(d_model))

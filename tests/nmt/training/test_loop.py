@@ -158,14 +158,6 @@ def test_what_was_measured_after_the_state_is_measured_again(tmp_path: Path, tin
     assert not checkpoint.checkpoints(folder / "checkpoints")
 
 
-def test_a_history_that_was_damaged_before_its_state_is_refused(tmp_path: Path, tiny_job: MakeJob) -> None:
-    stopped(tiny_job(), tmp_path, 3)
-    lines = (tmp_path / "history.jsonl").read_text().splitlines(keepends=True)
-    (tmp_path / "history.jsonl").write_text("".join(["\0" + lines[0], *lines[1:]]))
-    check_refusal(r"history\.jsonl was on disk up to update 3, but line 1 cannot be read", run, tiny_job(), tmp_path)
-    assert len((tmp_path / "history.jsonl").read_text().splitlines()) == len(lines), "a record was dropped"
-
-
 def test_logs_are_on_disk_before_the_state(tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a power failure a state whose logs are cut would never get them back."""
     order: list[str] = []
