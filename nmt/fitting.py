@@ -108,7 +108,9 @@ def fit(  # noqa: PLR0913 - settings, by name
     if described and (differences := job.model.misfits(described.model, "model", FREE)):
         raise InputError(f"{parent} cannot be started from: {'; '.join(differences)}")
     batches = [_encoded(*argument, vocabulary) for argument in zip(("pairs", "valid"), tokenised, strict=True)]
-    made_of = _made_of(job, languages, tokenised, vocabulary.symbols(range(vocabulary.used_rows)))
+    settings = job.model_dump(exclude={"corpus": True, "training": {"start_from": {"folder"}}})  # no path of a folder
+    decisive = settings, languages, tokenised, vocabulary.symbols(range(vocabulary.used_rows))
+    made_of = hashlib.sha256(repr(decisive).encode()).hexdigest()
     _fill(work, made_of, vocabulary, batches, parent)
     description = ModelDescription(
         source=languages[0], target=languages[1], vocabulary=vocabulary.size, tokenizer=words, model=job.model,
@@ -118,12 +120,6 @@ def fit(  # noqa: PLR0913 - settings, by name
     save_model(folder, _trained(job, work), description, work / "subwords")
     shutil.rmtree(work)
     return Translator(folder)
-
-
-def _made_of(job: Job, *content: object) -> str:
-    """Return the hash of what decides the weights: the settings without the paths of folders, and content."""
-    settings = job.model_dump(exclude={"corpus": True, "training": {"start_from": {"folder"}}})
-    return hashlib.sha256(repr((settings, *content)).encode()).hexdigest()
 
 
 def _fill(
@@ -148,8 +144,9 @@ def _trained(job: Job, work: Path) -> dict[str, torch.Tensor]:
 
     Removes the folder after an error before the first saved state.
     """
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    torch.set_flush_denormal(job.training.arithmetic == "ordinary")  # Tiny moments of Adam are slow numbers.
+    ordinary = job.training.arithmetic == "ordinary"  # Portable arithmetic is for CPUs alone.
+    device = torch.device("cuda" if ordinary and torch.cuda.is_available() else "cpu")
+    torch.set_flush_denormal(ordinary)  # Tiny moments of Adam are slow numbers.
     try:
         finished = train(job, work, World(0, 1, device))
     except Exception:

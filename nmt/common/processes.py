@@ -69,9 +69,7 @@ def is_empty(group: int) -> bool:
     """Return whether all processes of a group have ended, waited for or not."""
     try:
         os.killpg(group, 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:  # What macOS says of a group of zombies.
+    except (ProcessLookupError, PermissionError):  # The second is what macOS says of a group of zombies.
         return True
     if sys.platform != "linux":
         return False

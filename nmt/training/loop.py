@@ -111,16 +111,12 @@ class Attempt:
     def print_resume(self, loaded: TrainState) -> None:
         """Print where training resumes, and whether its weights will be those of an undisturbed training."""
         conditions = self.trainer.conditions()
-        reason = "processor, threads, torch and compilation are the same"
-        if conditions.portable:
-            reason = "with training.arithmetic portable no processor, number of threads or torch matters"
+        reasons = loaded.conditions.differences(conditions)
         if not conditions.deterministic:
-            reason = "without training.deterministic GPUs add in no fixed order"
-        differences = loaded.conditions.differences(conditions)
-        exact = "" if conditions.deterministic and not differences else "not "
+            reasons.append("without training.deterministic GPUs add in no fixed order")
+        exact = f"not be bit-identical to an undisturbed run's: {'; '.join(reasons)}" if reasons else "be bit-identical"
         print(
-            f"resuming after update {loaded.update:,} of {self.settings.updates:,}; the weights will {exact}be "
-            f"bit-identical to an undisturbed run's: {'; '.join(differences) or reason}",
+            f"resuming after update {loaded.update:,} of {self.settings.updates:,}; the weights will {exact}",
             flush=True,
         )
 

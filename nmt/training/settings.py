@@ -72,10 +72,8 @@ class TrainingSettings(Settings):
 
     @model_validator(mode="after")
     def _fits_portable_arithmetic(self) -> TrainingSettings:
-        if self.arithmetic == "portable" and self.precision != "float32":
-            raise ValueError("with training.arithmetic portable, training.precision must be float32")
-        if self.arithmetic == "portable" and self.r_drop:
-            raise ValueError("with training.arithmetic portable, training.r_drop must be 0")
+        if self.arithmetic == "portable" and (self.precision != "float32" or self.r_drop):
+            raise ValueError("training.arithmetic portable needs training.precision float32 and training.r_drop 0")
         return self
 
     @property

@@ -53,15 +53,10 @@ class Trainer:
         self.settings = job.training
         if self.settings.deterministic and world.device.type == "cuda":
             use_deterministic_kernels()
-        portable = self.settings.arithmetic == "portable"
-        if portable and world.device.type == "cuda":
-            raise InputError(
-                "training.arithmetic is portable, which trains on CPUs only: set ordinary, or hide the GPUs"
-            )
         torch.manual_seed(self.settings.seed)
         self.model = Transformer(job.model, job.vocabulary, job.target_vocabulary).to(world.device)
         self.parameters = list(self.model.parameters())
-        self.block_loss: BlockLoss = portable_loss if portable else block_loss
+        self.block_loss: BlockLoss = portable_loss if self.settings.arithmetic == "portable" else block_loss
         self.compiled = False
         if world.device.type == "cuda" and is_long(job) and compiler_works(world.device):
             self.compile()
@@ -73,10 +68,8 @@ class Trainer:
         self.overlapped: OverlappedGradients | None = None
         if world.size > 1 and not self.in_fixed_order:
             self.overlapped = OverlappedGradients(self.parameters)
-        recorded_settings = {name: getattr(self.settings, name) for name in ("updates", "validate_every")}
-        self.measured = Measurements(
-            world, TrainState(processes=world.size, conditions=self.conditions(), **recorded_settings)
-        )
+        recorded = self.settings.model_dump(include={"updates", "validate_every"})
+        self.measured = Measurements(world, TrainState(processes=world.size, conditions=self.conditions(), **recorded))
         self.stop_requested = False
 
     def compile(self) -> None:
