@@ -27,8 +27,8 @@ class Measurements:
         self.world, self.state = world, state
         self._uncollected: list[tuple[int, Tensor, Tensor]] = []
         """Every update since the last `collect`: its number, the losses of this rank's shards, its gradient norm."""
-        self._started = self._interval_started = time.monotonic()
-        """Times in `state` are those at the start of this attempt, and of the interval."""
+        self._clock = time.monotonic()
+        """When the times in `state` were added up last."""
 
     def add_update(self, update: Update, losses: Tensor, norm: Tensor) -> None:
         """Add a finished update; does not wait for the device.
@@ -89,22 +89,20 @@ class Measurements:
         """Return the sums since the last call, and start a new interval; every rank must call this."""
         self.collect()
         interval = self.saved().interval
-        self.state.interval, self._interval_started = Interval(), time.monotonic()
+        self.state.interval = Interval()
         return interval
 
     def seconds(self) -> float:
         """Return the training time so far, over all attempts."""
-        return self.state.seconds + time.monotonic() - self._started
+        return self.saved().seconds
 
     def saved(self) -> TrainState:
-        """Return the state as of now; call `collect` on every rank before."""
+        """Return the state, with the time until now; its sums are complete if every rank called `collect` before."""
         now, state = time.monotonic(), self.state
-        seconds, device = now - self._started, state.conditions.device
-        spent = state.device_seconds.get(device, 0.0) + seconds * hardware.devices(device, state.processes)
-        interval = {"seconds": state.interval.seconds + now - self._interval_started}
-        changes = {
-            "interval": state.interval.model_copy(update=interval),
-            "seconds": state.seconds + seconds,
-            "device_seconds": {**state.device_seconds, device: spent},
-        }
-        return state.model_copy(update=changes)
+        seconds, device = now - self._clock, state.conditions.device
+        self._clock = now
+        state.seconds += seconds
+        state.interval.seconds += seconds
+        spent = state.device_seconds.get(device, 0.0)
+        state.device_seconds[device] = spent + seconds * hardware.devices(device, state.processes)
+        return state

@@ -67,7 +67,7 @@ def test_a_folder_in_use_goes_a_save_later(tmp_path: Path, training: Training, m
 
 def test_measurements_continue_a_state() -> None:
     """Restored and saved again at once, only the clock goes on."""
-    state, again = FILLED, Measurements(ALONE, FILLED).saved()
+    state, again = FILLED, Measurements(ALONE, FILLED.model_copy(deep=True)).saved()
     assert again.seconds >= state.seconds
     assert again.interval.seconds == pytest.approx(state.interval.seconds, rel=1e-6, abs=60)
     clock = {name: getattr(state, name) for name in ("seconds", "device_seconds", "interval")}
