@@ -45,10 +45,6 @@ class LengthSums:
     def __add__(self, other: LengthSums) -> LengthSums:
         return LengthSums(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(LengthSums)))
 
-    @classmethod
-    def of(cls, source: int, target: int) -> LengthSums:
-        return cls(1, source, target, source * source, target * target, source * target)
-
 
 def training_flops(model: ModelSettings, vocabulary: int, sums: LengthSums) -> int:
     """Return the operations of all matrix products of forward and backward passes over pairs, without padding.

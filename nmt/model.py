@@ -143,7 +143,10 @@ class MultiHeadAttention(nn.Module):
 
         Each sentence attends to the sentence of the same number; `masks` has one mask for each block.
         """
-        Q, K, V = self.project(x, context)
+        if context is x:
+            Q, K, V = linears(x, (self.W_Q, self.W_K, self.W_V))
+        else:
+            (Q,), (K, V) = linears(x, (self.W_Q,)), linears(context, (self.W_K, self.W_V))
         if has_own_backward(Q) and not (self.training and self.dropout.probability):
             return self.W_O(fused.attend(Q, K, V, queries, keys, masks, self.h))
         if keys.has_flash and self.allows_flash and Q.dtype == torch.bfloat16:
@@ -155,12 +158,6 @@ class MultiHeadAttention(nn.Module):
             blocks = zip(queries.pad(Q, self.h), keys.pad(K, self.h), keys.pad(V, self.h), masks, strict=True)
             heads = queries.unpad([attention(*block, self.dropout) for block in blocks])
         return self.W_O(heads)
-
-    def project(self, x: Float[Tensor, "query d_model"], context: Float[Tensor, "key d_model"]) -> Sequence[Tensor]:
-        """Return x W_Q, context W_K and context W_V."""
-        if context is x:
-            return linears(x, (self.W_Q, self.W_K, self.W_V))
-        return *linears(x, (self.W_Q,)), *linears(context, (self.W_K, self.W_V))
 
     def split_heads(self, x: Float[Tensor, "batch length heads"]) -> Float[Tensor, "batch h length d"]:
         return x.unflatten(2, (self.h, -1)).transpose(1, 2)

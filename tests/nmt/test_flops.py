@@ -49,4 +49,5 @@ def test_training_flops_are_torchs(
         with FlopCounterMode(display=False) as counter:
             loss = F.cross_entropy(model.logits(model.states(src, tgt)), tgt.ids)
             torch.autograd.backward(loss)
-    assert training_flops(settings, vocabulary, LengthSums.of(source, target)) == counter.get_total_flops()
+    sums = LengthSums(1, source, target, source * source, target * target, source * target)
+    assert training_flops(settings, vocabulary, sums) == counter.get_total_flops()

@@ -173,7 +173,7 @@ def test_pairs_and_lines_are_found_over_blocks_and_files(tmp_path: Path) -> None
     bins = np.searchsorted(corpus.file_starts, np.arange(40), side="right")
     assert [int(bin_) - 1 for bin_ in bins] == [(t > 4) + (t > 8) for t in corpus.tgt_lengths.tolist()]
     assert corpus.tokens == sum(s + t for s, t in sizes)
-    one, other = (LengthSums.of(*sizes[number]) for number in order[:2])
+    one, other = (LengthSums(1, s, t, s * s, t * t, s * t) for s, t in (sizes[number] for number in order[:2]))
     assert corpus.sums(np.array([0, 1])) == one + other
 
 

@@ -15,14 +15,15 @@ from nmt.training.state import Interval, TrainState
 
 def test_the_utilisation_is_that_of_all_gpus(tiny_job: MakeJob) -> None:
     job, gpu = Job.model_validate(tiny_job()), CONDITIONS.model_copy(update={"device": "NVIDIA H100 80GB HBM3"})
-    interval, here = Interval(updates=1, seconds=2.0, sums=LengthSums.of(4, 5)), {"conditions": gpu, "update": 3}
+    interval = Interval(updates=1, seconds=2.0, sums=LengthSums(1, 4, 5, 16, 25, 20))
+    here = {"conditions": gpu, "update": 3}
     states = [TrainState(**here, updates=3, validate_every=3, processes=count) for count in (1, 2)]
     one, two = (interval_record(job, state, interval) for state in states)
     assert two["utilisation"] == one["utilisation"] / 2 > 0
 
 
 def test_the_gradient_norm_is_the_mean_of_the_finite_ones(tiny_job: MakeJob) -> None:
-    sums = {"norm": 6.0, "updates": 4, "seconds": 2.0, "sums": LengthSums.of(4, 5)}
+    sums = {"norm": 6.0, "updates": 4, "seconds": 2.0, "sums": LengthSums(1, 4, 5, 16, 25, 20)}
     state = TrainState(update=3, updates=3, validate_every=3, processes=1, conditions=CONDITIONS)
     job, counts = Job.model_validate(tiny_job()), (0, 1, 4)
     records = [interval_record(job, state, Interval(**sums, skipped=skipped)) for skipped in counts]
