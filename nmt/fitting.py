@@ -150,14 +150,14 @@ def _trained(job: Job, work: Path) -> dict[str, torch.Tensor]:
     try:
         finished = train(job, work, World(0, 1, device))
     except Exception:
-        if checkpoint.latest_resume(work / "resume") is None:
+        if checkpoint.latest_resume(work) is None:
             shutil.rmtree(work)  # There is nothing to resume: a call with mended settings begins anew.
         raise
     finally:
         torch.set_flush_denormal(False)
     if not finished:
         raise KeyboardInterrupt
-    paths, newest = checkpoint.checkpoints(work / "checkpoints"), checkpoint.latest_resume(work / "resume")
+    paths, newest = checkpoint.checkpoints(work / "checkpoints"), checkpoint.latest_resume(work)
     return checkpoint.average(paths) if paths or newest is None else load_tensors(newest / WEIGHTS)
 
 

@@ -79,7 +79,7 @@ def hashes(folder: Path) -> list[tuple[int, str]]:
 
 
 def final_weights(folder: Path) -> dict[str, torch.Tensor]:
-    return tensors.load_tensors(checkpoint.latest_resume(folder / "resume") / tensors.WEIGHTS)
+    return tensors.load_tensors(checkpoint.latest_resume(folder) / tensors.WEIGHTS)
 
 
 def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,12 +19,10 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
-from nmt.common.files import link_or_copy, writing
 from nmt.common.tensors import WEIGHTS, digest, load_tensors
 from nmt.errors import explained
 from nmt.model import Transformer
 from nmt.training import state
-from nmt.training.checkpoint import update_of
 from nmt.training.history import CHAIN, HISTORY, append, read_history
 from nmt.training.settings import TrainingSettings
 from nmt.training.state import ResumeConditions
@@ -133,24 +130,6 @@ def keep_every(settings: TrainingSettings) -> int | None:
         return None
     links, apart = settings.verify_every or settings.checkpoint_every, settings.updates / (settings.keep_states + 1)
     return links * math.ceil(apart / links)
-
-
-def kept_states(folder: Path) -> dict[int, Path]:
-    """Return the kept states of the training in `folder` by update, the first one first."""
-    return {update_of(path): path for path in sorted((folder / "states").glob("update-" + "[0-9]" * 8))}
-
-
-def remove_later_states(folder: Path, update: int) -> None:
-    """Remove the kept states after `update`: a training that resumes there keeps them again."""
-    for later, path in kept_states(folder).items():
-        if later > update:
-            shutil.rmtree(path)
-
-
-def copy_state(source: Path, target: Path) -> None:
-    """Copy a state, whole or not at all, by hard links where the disk allows it. States are never changed in place."""
-    with writing(target) as temporary:
-        shutil.copytree(source, temporary, copy_function=link_or_copy)
 
 
 def state_hashes(path: Path) -> tuple[str, str]:

@@ -38,14 +38,19 @@ def save_checkpoint(folder: Path, update: int, model: Transformer, keep: int) ->
         old.unlink()
 
 
+def states(folder: Path) -> list[Path]:
+    """Return the folders of the saved states of the training in `folder`, oldest first."""
+    return sorted((folder / "resume").glob("update-" + "[0-9]" * 8))
+
+
 def latest_resume(folder: Path) -> Path | None:
-    """Return the folder of the newest saved state, or None."""
-    return max(folder.glob("update-" + "[0-9]" * 8), default=None)
+    """Return the folder of the newest saved state of the training in `folder`, or None."""
+    return max(states(folder), default=None)
 
 
 def last_saved_update(folder: Path) -> int:
     """Return the update of the newest saved state of the training in `folder`, or 0."""
-    newest = latest_resume(folder / "resume")
+    newest = latest_resume(folder)
     return update_of(newest) if newest else 0
 
 

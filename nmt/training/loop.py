@@ -4,9 +4,8 @@ torchrun runs `python -m nmt.training.loop FOLDER` for each device. FOLDER holds
 `start.safetensors` with `training.start_from`, and `last_update` where the attempt ends before `training.updates`. The
 training writes there:
 
-    resume/          the last complete state
+    resume/          the last complete state, and those kept to train parts of the training again
     checkpoints/     weights for averaging
-    states/          states kept to train parts of the training again
     history.jsonl    one record per interval, two per validation
     chain.jsonl      hashes of the training at intervals
     done.json        at the end, or else `interrupted` (it was asked to stop) or `failed.json` (an error)
@@ -76,7 +75,10 @@ class Attempt:
             )
         if not world.main:
             return
-        self.replace_damaged(damaged, path)
+        for state_folder in damaged:
+            message = "is damaged and removed: it does not have the hashes with which it was saved"
+            print(f"{state_folder} {message}", flush=True)
+            shutil.rmtree(state_folder)
         # All ranks have started again, so an earlier failure no longer counts.
         (self.folder / "failed.json").unlink(missing_ok=True)
         # Later checkpoints, records and links will be made again.
@@ -84,7 +86,6 @@ class Attempt:
             if checkpoint.update_of(earlier) > trainer.update:
                 earlier.unlink()
         history.remove_after(self.folder, trainer.update)
-        chain.remove_later_states(self.folder, trainer.update)
         if loaded is None:
             return
         before = {"updates": loaded.updates, "validate_every": loaded.validate_every}
@@ -93,20 +94,7 @@ class Attempt:
             settings = self.settings.model_copy(update=before)
             copies = chain.host_copies(trainer.model, trainer.optimizer)
             chain.add_link(self.folder, settings, trainer.update, copies, loaded.conditions)
-        if self.keeps(trainer.update):  # A kill may have come after `save` and before `keep_state`.
-            self.keep_state()
         self.print_resume(loaded)
-
-    def replace_damaged(self, damaged: Sequence[Path], path: Path | None) -> None:
-        """Remove damaged states; save the kept one that is resumed in their place as the newest."""
-        for state_folder in damaged:
-            print(
-                f"{state_folder} is damaged and removed: it does not have the hashes with which it was saved",
-                flush=True,
-            )
-            shutil.rmtree(state_folder)
-        if path is not None and not (saved := self.folder / "resume" / path.name).exists():
-            chain.copy_state(path, saved)
 
     def print_resume(self, loaded: TrainState) -> None:
         """Print where training resumes, and whether its weights will be those of an undisturbed training."""
@@ -206,11 +194,6 @@ class Attempt:
         self._link = self._hashing.submit(chain.add_link, *given)
         if self.keeps(update):
             self.save()
-            self.keep_state()
-
-    def keep_state(self) -> None:
-        name = f"update-{self.trainer.update:08d}"
-        chain.copy_state(self.folder / "resume" / name, self.folder / "states" / name)
 
     def save(self) -> None:
         """Save the state on the main rank. Clocks differ, so only the main rank decides when.
@@ -225,7 +208,8 @@ class Attempt:
             for name in (HISTORY, CHAIN):
                 if (self.folder / name).exists():
                     flush(self.folder / name)
-            state.save_state(self.folder / "resume", trainer.measured.saved(), trainer.model, trainer.optimizer)
+            saved = trainer.measured.saved()
+            state.save_state(self.folder, saved, trainer.model, trainer.optimizer, self.keeps)
 
 
 def train(job: Job, folder: Path, world: World) -> bool:
@@ -260,15 +244,12 @@ def train(job: Job, folder: Path, world: World) -> bool:
 
 
 def newest_whole(folder: Path) -> tuple[Path | None, list[Path]]:
-    """Return the newest whole state, saved or kept, None without one; and those after it, which are damaged."""
-    newest, damaged = checkpoint.latest_resume(folder / "resume"), list[Path]()
-    saved = (path for name in ("resume", "states") for path in (folder / name).glob("update-" + "[0-9]" * 8))
-    for path in sorted(saved, key=checkpoint.update_of, reverse=True):
-        # A state is saved before it is kept: later kept ones are of an attempt that this one takes back.
-        if newest is None or checkpoint.update_of(path) <= checkpoint.update_of(newest):
-            if state.is_whole(path):
-                return path, damaged
-            damaged.append(path)
+    """Return the newest whole state, None without one; and those after it, which are damaged."""
+    damaged = list[Path]()
+    for path in reversed(checkpoint.states(folder)):
+        if state.is_whole(path):
+            return path, damaged
+        damaged.append(path)
     return None, damaged
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -20,6 +21,7 @@ from nmt.common.tensors import WEIGHTS, load_tensors, save_tensors
 from nmt.errors import InputError, explain
 from nmt.flops import LengthSums
 from nmt.model import Transformer
+from nmt.training import checkpoint
 
 MOMENTS = "optimizer.safetensors"
 START = "start.safetensors"
@@ -127,12 +129,18 @@ class TrainState(_Saved):
         return 1 - (self.sums.source + self.sums.target) / max(1, self.padded)
 
 
-def save_state(folder: Path, state: TrainState, model: Transformer, optimizer: torch.optim.Optimizer) -> None:
-    """Save a state; remove states of other updates once it is complete.
+def save_state(
+    folder: Path,
+    state: TrainState,
+    model: Transformer,
+    optimizer: torch.optim.Optimizer,
+    keeps: Callable[[int], bool] = lambda _: False,
+) -> None:
+    """Save a state of the training in `folder`; once it is complete, remove the others, but for those that it `keeps`.
 
     An existing state is never rewritten, so a complete newest state exists at every moment.
     """
-    path = folder / f"update-{state.update:08d}"
+    path = folder / "resume" / f"update-{state.update:08d}"
     if not path.exists():
         with writing(path) as temporary:
             temporary.mkdir()
@@ -140,8 +148,9 @@ def save_state(folder: Path, state: TrainState, model: Transformer, optimizer: t
             save_tensors(temporary / MOMENTS, moments(model, optimizer))
             (temporary / STATE).write_text(state.model_dump_json(indent=2), encoding="utf-8")
             write_json(temporary / HASHES, {name: sha256_of(temporary / name) for name in (WEIGHTS, MOMENTS, STATE)})
-    for other in folder.glob("*update-*"):  # Also those that a kill left unfinished.
-        if other != path:
+    kept = {path, *(other for other in checkpoint.states(folder) if keeps(checkpoint.update_of(other)))}
+    for other in path.parent.glob("*update-*"):  # Also those that a kill left unfinished.
+        if other not in kept:
             # NFS keeps an open file, as one that is being uploaded, in its folder: the next save removes both.
             shutil.rmtree(other, ignore_errors=True)
 

@@ -48,7 +48,7 @@ def write_job(folder: Path, job: Mapping[str, Any]) -> None:
     with contextlib.suppress(FileNotFoundError, InputError, TypeError):  # It is not there, or was damaged.
         # In other copies of the repository the same corpus has another path.
         same = {**read_yaml(path), "corpus": ""} == {**job, "corpus": ""}
-    done, newest = folder / "done.json", checkpoint.latest_resume(folder / "resume")
+    done, newest = folder / "done.json", checkpoint.latest_resume(folder)
     # Nothing is handed on from a damaged state.
     if done.exists() and not (same and newest is not None and is_whole(newest)):
         done.unlink()

@@ -30,7 +30,7 @@ def write_outputs(folder: Path, root: Path) -> None:
         temporary.mkdir()
         for path in checkpoint.checkpoints(folder / "checkpoints"):
             link_or_copy(path, temporary / path.name)
-        last = folder / f"resume/update-{checkpoint.last_saved_update(folder):08d}"
+        last = checkpoint.states(folder)[-1]
         link_or_copy(last / WEIGHTS, temporary / "last.safetensors")
     job = read_yaml(folder / "job.yaml")
     # done.json says the same, but has no hash.

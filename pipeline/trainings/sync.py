@@ -13,6 +13,7 @@ import errno
 import json
 import os
 import re
+import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -23,7 +24,7 @@ from fsspec.implementations.dirfs import DirFileSystem
 
 from nmt.common.files import link_or_copy, read_yaml, scratch_folder
 from nmt.errors import InputError
-from nmt.training import chain, checkpoint
+from nmt.training import checkpoint
 from nmt.training.history import CHAIN, HISTORY
 from pipeline.config.paths import state_store
 from pipeline.trainings import launch
@@ -83,7 +84,7 @@ class StateStore:
     def push(self, folder: Path) -> int:
         """Upload the newest state, then delete the one before; return its update, 0 for none or one just replaced."""
         stored, earlier = self.newest()
-        state, update = checkpoint.latest_resume(folder / "resume"), checkpoint.last_saved_update(folder)
+        state, update = checkpoint.latest_resume(folder), checkpoint.last_saved_update(folder)
         if state is None or update == stored:
             return stored
         kept = checkpoint.checkpoints(folder / "checkpoints")
@@ -97,7 +98,7 @@ class StateStore:
                     link_or_copy(path, target)  # Training deletes files while they are uploaded, but changes none.
             except FileNotFoundError:
                 return 0
-            if checkpoint.latest_resume(folder / "resume") != state:
+            if checkpoint.latest_resume(folder) != state:
                 return 0  # Some of its files may have been deleted already.
             files = [path.relative_to(scratch).as_posix() for path in scratch.rglob("*") if path.is_file()]
             for name in set(files).difference(earlier):
@@ -117,8 +118,8 @@ class StateStore:
             return 0
         with scratch_folder(folder / "sync") as scratch:
             self.files.get(names, [str(scratch / name) for name in names])
-            # The states that were kept here may be of other weights than those of the machine that trained on.
-            chain.remove_later_states(folder, 0)
+            # The states that are here may be of other weights than those of the machine that trained on.
+            shutil.rmtree(folder / "resume", ignore_errors=True)
             # The state comes last: a kill before leaves none.
             for path in (*scratch.glob("checkpoints/*"), *scratch.glob("*.jsonl"), *scratch.glob("resume/*")):
                 target = folder / path.relative_to(scratch)

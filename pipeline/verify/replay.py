@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 import re
+import shutil
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import groupby, pairwise
@@ -13,11 +14,11 @@ from typing import Any
 
 import yaml
 
-from nmt.common.files import scratch_folder
+from nmt.common.files import link_or_copy, scratch_folder
 from nmt.errors import InputError
 from nmt.training import chain, history
 from nmt.training.chain import Link
-from nmt.training.checkpoint import latest_resume, update_of
+from nmt.training.checkpoint import states, update_of
 from nmt.training.settings import StartSettings
 from nmt.training.state import read_state
 from pipeline.config.paths import state_root
@@ -39,20 +40,19 @@ class Training:
         self.by_update = {link.update: link for link in self.links}
         self.last = self.links[-1].update
         self.folder = state_root() / "train" / recorded.state
-        self.kept = {at: path for at, path in chain.kept_states(self.folder).items() if at in self.by_update}
+        saved = {update_of(path): path for path in states(self.folder)}
+        self.kept = {at: path for at, path in saved.items() if at in self.by_update}
 
     def states(self) -> Finding:
         """Compare the saved states with the chain; take those that were changed out of `kept`."""
-        saved, newest = dict(self.kept), latest_resume(self.folder / "resume")
-        if newest is not None and update_of(newest) in self.by_update:
-            saved[update_of(newest)] = newest
+        saved = self.kept
         changed = {update: path for update, path in saved.items() if not self._is_recorded(update, path)}
-        self.kept = {update: path for update, path in self.kept.items() if update not in changed}
+        self.kept = {update: path for update, path in saved.items() if update not in changed}
         if changed:
             problems = [f"{path} is not the state after update {at:,} of the chain" for at, path in changed.items()]
             return Finding("states", "differs", "; ".join(problems))
-        if not self.kept and self.job["training"].get("keep_states"):
-            return Finding("states", "inconclusive", f"{self.folder / 'states'} keeps none: random parts cannot begin")
+        if not self.kept.keys() - {self.last} and self.job["training"].get("keep_states"):
+            return Finding("states", "inconclusive", f"{self.folder} keeps none: random parts cannot begin")
         return Finding("states", "equal", f"{len(saved)} in {self.folder}")
 
     def _is_recorded(self, update: int, path: Path) -> bool:
@@ -101,7 +101,7 @@ class Training:
         updates = sum(end - start for start, end in chosen)
         where = ", ".join(f"{start:,} to {end:,}" for start, end in chosen)
         detail = f"{updates:,} of {self.last:,} updates trained again ({updates / self.last:.1%}: {where})"
-        if not self.kept and updates < self.last:
+        if not self.kept.keys() - {self.last} and updates < self.last:
             return Finding(step, "inconclusive", f"{detail}; no state is kept here to begin elsewhere")
         return Finding(step, "recomputed", detail)
 
@@ -113,7 +113,8 @@ class Training:
         with scratch_folder(state_root().resolve() / "replay") as scratch:
             (folder := scratch / self.folder.name).mkdir()
             if start:
-                chain.copy_state(self.kept[start], folder / "resume" / self.kept[start].name)
+                kept = self.kept[start]
+                shutil.copytree(kept, folder / "resume" / kept.name, copy_function=link_or_copy)
                 before = [link for link in self.links if link.update <= start]
                 (folder / history.CHAIN).write_text("".join(link.model_dump_json() + "\n" for link in before))
             elif parent := self.job["training"].get("start_from"):

@@ -33,7 +33,7 @@ def test_a_lost_node_is_replaced_and_a_lost_host_ends_both_sides(
         # Who comes first hosts the rendezvous.
         wait_for(lambda: port in {number for _, number in listening(family(host.pid))})
         other = start(folder, 1)
-        wait_for(lambda: checkpoint.latest_resume(folder / "resume") is not None)
+        wait_for(lambda: checkpoint.latest_resume(folder) is not None)
 
         workers = psutil.Process(other.pid).children()
         assert workers

@@ -29,7 +29,7 @@ def trained(job: dict[str, Any], folder: Path, size: int, store: str = "store") 
 
 def result(folder: Path) -> dict[str, Any]:
     """All that must not depend on the processes: weights, moments, checkpoints, what was measured."""
-    path = checkpoint.latest_resume(folder / "resume")
+    path = checkpoint.latest_resume(folder)
     files = [*path.glob("*.safetensors"), *checkpoint.checkpoints(folder / "checkpoints")]
     measured = ("update", "loss", "nll", "gradient_norm", "valid_loss", "padding", "tokens")
     done = json.loads((folder / "done.json").read_text())

@@ -19,7 +19,7 @@ MakeJob = Callable[..., dict[str, Any]]
 
 def saved(folder: Path) -> dict[str, bytes]:
     """The weights and moments after the last update."""
-    path = checkpoint.latest_resume(folder / "resume")
+    path = checkpoint.latest_resume(folder)
     assert path is not None
     assert path.name == f"update-{UPDATES:08d}"
     return {file.name: file.read_bytes() for file in path.glob("*.safetensors")}

@@ -57,7 +57,7 @@ def reached(folder: Path) -> int:
 
 def saved(folder: Path) -> dict[str, bytes]:
     """The weights and moments after the last update."""
-    path = checkpoint.latest_resume(folder / "resume")
+    path = checkpoint.latest_resume(folder)
     assert path is not None
     assert path.name == f"update-{UPDATES:08d}"
     return {file.name: file.read_bytes() for file in path.glob("*.safetensors")}
@@ -128,7 +128,7 @@ def attempt_of_two(folder: Path, job: dict[str, Any], at: int) -> str | None:
 
 def result(folder: Path, updates: int) -> dict[str, Any]:
     """All that must not depend on kills."""
-    path = checkpoint.latest_resume(folder / "resume")
+    path = checkpoint.latest_resume(folder)
     assert path is not None
     assert path.name == f"update-{updates:08d}"
     assert len(list((folder / "resume").iterdir())) == 1

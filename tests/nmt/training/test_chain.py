@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 from refusals import check_refusal
-from trainings import MakeJob, hashes, run, stopped
+from trainings import MakeJob, hashes, run
 
 from nmt.common import tensors
+from nmt.common.files import link_or_copy
 from nmt.training import chain, checkpoint, state
 from nmt.training.settings import TrainingSettings
 
@@ -25,7 +26,7 @@ def test_chosen_updates_have_links_and_a_changed_one_breaks_the_chain(tmp_path: 
     for path in checkpoint.checkpoints(tmp_path / "run/checkpoints"):
         (link,) = [link for link in chain_links if link.update == checkpoint.update_of(path)]
         assert tensors.digest(tensors.load_tensors(path)) == link.weights
-    last = checkpoint.latest_resume(tmp_path / "run/resume")
+    last = checkpoint.latest_resume(tmp_path / "run")
     assert chain.state_hashes(last) == (chain_links[-1].weights, chain_links[-1].moments)
     for key in ("weights", "moments", "losses", "link"):
         changed = [chain_links[0], chain_links[1].model_copy(update={key: "0" * 64}), *chain_links[2:]]
@@ -47,21 +48,13 @@ def test_a_kept_state_starts_the_training_again(tmp_path: Path, tiny_job: MakeJo
 
     # Reports after updates 9 and 12, and a kept state after update 10.
     assert trained("run", 29) == trained("other", 0)
-    (kept,) = chain.kept_states(tmp_path / "run").values()
-    chain.copy_state(kept, tmp_path / "again/resume" / kept.name)
+    kept, _ = checkpoint.states(tmp_path / "run")
+    shutil.copytree(kept, tmp_path / "again/resume" / kept.name, copy_function=link_or_copy)
     shutil.copyfile(tmp_path / "run/chain.jsonl", tmp_path / "again/chain.jsonl")
     (whole,) = (link for link in links(tmp_path / "run") if link.update == 10)
     assert trained("again", 0) == hashes(tmp_path / "run")
     assert chain.state_hashes(kept) == (whole.weights, whole.moments), "shared by hard links, and still whole"
     assert state.read_state(kept).interval.updates == 1
-
-
-def test_a_state_that_a_kill_left_unkept_is_kept_on_resuming(tmp_path: Path, tiny_job: MakeJob) -> None:
-    job = tiny_job(updates=20, keep_states=1)
-    stopped(job, tmp_path, 10)
-    shutil.rmtree(tmp_path / "states")
-    assert run(job, tmp_path)
-    assert list(chain.kept_states(tmp_path)) == [10]
 
 
 def test_the_hash_of_losses_covers_numbers_and_not_times() -> None:

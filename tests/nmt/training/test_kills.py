@@ -87,7 +87,7 @@ def test_a_killed_save_leaves_a_whole_state(tmp_path: Path, training: Training, 
     def prepared(number: int) -> Callable[[], object]:
         folder = shutil.copytree(tmp_path / "made", tmp_path / str(number))
         # What an earlier kill may have left there.
-        shutil.copytree(folder / "update-00000005", folder / ".update-00000004.there.9.tmp")
+        shutil.copytree(folder / "resume/update-00000005", folder / "resume/.update-00000004.there.9.tmp")
         return lambda: save(folder, next_update)
 
     seen = set()
@@ -101,7 +101,7 @@ def test_a_killed_save_leaves_a_whole_state(tmp_path: Path, training: Training, 
         assert values([*model.parameters(), *moments]) == {state.update}, point
         seen.add(state.update)
         save(folder, next_update)
-        assert names(folder) == [f"update-{next_update:08d}"]
+        assert names(folder / "resume") == [f"update-{next_update:08d}"]
         shutil.rmtree(folder)
     assert seen == {5, next_update}
 

@@ -96,7 +96,7 @@ def test_a_damaged_state_is_passed_over(tmp_path: Path, tiny_job: MakeJob, capsy
     names = ("model.safetensors", "optimizer.safetensors", "state.json")
     for name, damage in [*((name, "byte") for name in names), (names[0], "cut"), (names[1], "gone")]:
         folder = shutil.copytree(tmp_path / "stopped", tmp_path / f"{name}-{damage}")
-        (path,) = (folder / "resume").iterdir()
+        path = checkpoint.states(folder)[-1]
         content = bytearray((path / name).read_bytes())
         content[-3] ^= 1
         (path / name).unlink()
@@ -108,7 +108,7 @@ def test_a_damaged_state_is_passed_over(tmp_path: Path, tiny_job: MakeJob, capsy
         assert f"{path} is damaged and removed" in told
         assert "resuming after update 8 of 12" in told
         assert same(final_weights(tmp_path / "whole"), final_weights(folder))
-        assert [saved.name for saved in (folder / "resume").iterdir()] == ["update-00000012"]
+        assert [*map(checkpoint.update_of, checkpoint.states(folder))] == [4, 8, 12]
 
 
 def test_without_a_whole_state_nothing_is_lost(tmp_path: Path, tiny_job: MakeJob) -> None:
@@ -133,13 +133,12 @@ def test_a_state_is_not_written_twice(tmp_path: Path, tiny_job: MakeJob, monkeyp
 
 
 def test_what_was_measured_after_the_state_is_measured_again(tmp_path: Path, tiny_job: MakeJob) -> None:
-    """As after a kill between two saves, or before the first one: later records, checkpoints and kept states go."""
+    """As after a kill between two saves, or before the first one: later records and checkpoints go."""
     folder = tmp_path / "run"
     stopped(tiny_job(), folder, 10)
     assert checkpoint.last_saved_update(folder) == 10
-    later, kept = folder / "checkpoints/update-00000011.safetensors", folder / "states/update-00000011"
+    later = folder / "checkpoints/update-00000011.safetensors"
     shutil.copy(folder / "checkpoints/update-00000010.safetensors", later)
-    shutil.copytree(folder / "resume/update-00000010", kept)
     with (folder / "chain.jsonl").open("a") as file:
         file.write(read_chain(folder / "chain.jsonl")[-1].model_copy(update={"update": 11}).model_dump_json() + "\n")
     with (folder / "history.jsonl").open("a") as file:
@@ -147,7 +146,6 @@ def test_what_was_measured_after_the_state_is_measured_again(tmp_path: Path, tin
         file.write('\0\0\0{"update": 12, "seconds": 51.0}\n{"update": 13, "seco')
     stopped(tiny_job(), folder, 11)
     assert not later.exists()
-    assert not kept.exists()
     assert [link.update for link in read_chain(folder / "chain.jsonl")] == [5, 10]
     assert (folder / "checkpoints/update-00000010.safetensors").exists()
     assert [record["update"] for record in read_history(folder / "history.jsonl") if "late" in record] == [10]

@@ -13,6 +13,7 @@ from trainings import ALONE, CONDITIONS
 
 from nmt.errors import InputError
 from nmt.flops import LengthSums
+from nmt.training import checkpoint
 from nmt.training.measurements import Measurements
 from nmt.training.state import TrainState, load_state, read_state, save_state
 from tests.nmt.conftest import Training
@@ -42,7 +43,7 @@ def test_conditions_matter_unless_both_are_portable() -> None:
 
 def test_a_state_comes_back(tmp_path: Path, training: Training) -> None:
     save_state(tmp_path, FILLED, *training)
-    path = tmp_path / f"update-{FILLED.update:08d}"
+    path = tmp_path / f"resume/update-{FILLED.update:08d}"
     assert load_state(path, *training) == FILLED
     assert json.loads((path / "state.json").read_text())["update"] == FILLED.update
 
@@ -50,7 +51,7 @@ def test_a_state_comes_back(tmp_path: Path, training: Training) -> None:
 def test_moments_that_were_loaded_hold_no_file(tmp_path: Path, training: Training) -> None:
     """On NFS its folder could not be removed."""
     save_state(tmp_path, INITIAL, *training)
-    load_state(tmp_path / "update-00000000", *training)
+    load_state(tmp_path / "resume/update-00000000", *training)
     assert str(tmp_path) not in Path("/proc/self/maps").read_text()
 
 
@@ -60,9 +61,9 @@ def test_a_folder_in_use_goes_a_save_later(tmp_path: Path, training: Training, m
         patch.setattr(os, "rmdir", Mock(side_effect=OSError(errno.ENOTEMPTY, "of the test")))
         for update in (0, 1):
             save_state(tmp_path, INITIAL.model_copy(update={"update": update}), *training)
-    assert len(list(tmp_path.iterdir())) == 2
+    assert len(checkpoint.states(tmp_path)) == 2
     save_state(tmp_path, INITIAL.model_copy(update={"update": 3}), *training)
-    assert [path.name for path in tmp_path.iterdir()] == ["update-00000003"]
+    assert [path.name for path in (tmp_path / "resume").iterdir()] == ["update-00000003"]
 
 
 def test_measurements_continue_a_state() -> None:

@@ -92,10 +92,9 @@ def test_a_bare_machine_gets_all_that_resuming_needs(store: sync.StateStore, mak
     for name in ("lock", "interrupted", "failed.json", "rendezvous"):
         (here / name).write_text("of this machine")
     # A state that is kept there may be of other weights: `wmt verify` would call it changed.
-    (there / "states/update-00000002").mkdir(parents=True)
+    (there / "resume/update-00000002").mkdir(parents=True)
     assert store.push(here) == 15
     assert store.pull(there) == 15
-    assert list((there / "states").iterdir()) == []
     assert content(there) == {**expected, "job.yaml": (there / "job.yaml").read_text()}
     # An older state replaces nothing, nor does an equal one; and none is left half-way.
     assert store.pull(there) == 0
@@ -193,7 +192,7 @@ def test_a_killed_fetch_leaves_none_or_all(store: sync.StateStore, make: Make, m
             patch.setattr(sync.os, "replace", lambda *given, left=moves: (next(left), replace(*given)))
             with contextlib.suppress(StopIteration):
                 store.pull(there)
-        if checkpoint.latest_resume(there / "resume") is not None:
+        if checkpoint.latest_resume(there) is not None:
             assert content(there) == {**content(here), "job.yaml": content(there)["job.yaml"]}
 
 
