@@ -57,10 +57,7 @@ def save(folder: Path, source: Subwords, target: Subwords | None) -> None:
 
 
 def load(folder: Path) -> tuple[Subwords, Subwords]:
-    """Return the vocabularies of source and target, one object where they are joint.
-
-    Raises InputError for damaged files.
-    """
+    """Return the vocabularies of source and target, one object if joint; raise InputError for damaged files."""
     source = subwords.load(folder)
     if source.settings.target == "joint":
         return source, source

@@ -140,10 +140,7 @@ def _fill(
 
 
 def _trained(job: Job, work: Path) -> dict[str, torch.Tensor]:
-    """Train in the folder `work`; return the average of the checkpoints or, without any, the last weights.
-
-    Removes the folder after an error before the first saved state.
-    """
+    """Train in the folder `work`; return the average of the checkpoints or, without any, the last weights."""
     ordinary = job.training.arithmetic == "ordinary"  # Portable arithmetic is for CPUs alone.
     device = torch.device("cuda" if ordinary and torch.cuda.is_available() else "cpu")
     torch.set_flush_denormal(ordinary)  # Tiny moments of Adam are slow numbers.

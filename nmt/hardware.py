@@ -44,12 +44,9 @@ HARDWARE = (
 
 
 def data_sheet(device: str) -> Hardware | None:
-    """Return the entry for a device as torch names it (`NVIDIA H100 80GB HBM3`), or None.
-
-    MIG slices and laptop GPUs return None: their names contain a faster card's name.
-    """
+    """Return the entry for a device as torch names it (`NVIDIA H100 80GB HBM3`), or None."""
     words = set(device.replace("-", " ").replace("_", " ").split())
-    if words & {"MIG", "Laptop"}:
+    if words & {"MIG", "Laptop"}:  # Their names contain a faster card's name.
         return None
     return next((entry for entry in HARDWARE if set(entry.name.split()) <= words), None)
 

@@ -107,10 +107,7 @@ def attention(
     *,
     scaled: bool = False,
 ) -> Float[Tensor, "batch h query d_v"]:
-    """Return softmax(QK^T / sqrt(d_k)) V, Eq. 1; `mask` and `scaled` as in `attention_weights`.
-
-    Uses plain products, which serve every device, width and mask.
-    """
+    """Return softmax(QK^T / sqrt(d_k)) V, Eq. 1, by plain products; `mask` and `scaled` as in `attention_weights`."""
     weights = attention_weights(Q, K, mask, scaled=scaled)
     return (weights if dropout is None else dropout(weights)) @ V
 

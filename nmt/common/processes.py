@@ -105,10 +105,7 @@ def _stat(process: int | str) -> tuple[str, int]:
 
 @contextmanager
 def sharing(path: Path) -> Iterator[None]:
-    """Hold `path` as a shared lock, as other processes may do at the same time; the system releases it at any end.
-
-    Where the disk has no locks it is not held.
-    """
+    """Hold `path` as a shared lock, if the disk has locks; the system releases it however this process ends."""
     with path.open("a+") as file:  # Network file systems want a file that can be read for this lock.
         with suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_SH)

@@ -117,10 +117,7 @@ def join_world(shards: int, store: str | None = None) -> Iterator[World]:
 
 
 def loopback_store(rank: int, size: int) -> TCPStore:
-    """Return a store for the ranks of one machine, on the loopback address at torchrun's $MASTER_PORT.
-
-    By default a TCPStore listens on all of the machine's addresses.
-    """
+    """Return a store on loopback at torchrun's $MASTER_PORT; by default a TCPStore listens on all addresses."""
     port, listening = int(os.environ["MASTER_PORT"]), None
     if rank == 0:
         with socket.create_server((LOOPBACK, port)) as server:
@@ -129,8 +126,5 @@ def loopback_store(rank: int, size: int) -> TCPStore:
 
 
 def peer_is_lost(error: BaseException) -> bool:
-    """Return whether an error means that another process is gone or does not answer.
-
-    gloo raises RuntimeError, so only the message says so.
-    """
+    """Return whether an error means that another process is gone or does not answer; gloo's message alone says so."""
     return isinstance(error, distributed.DistError) or (isinstance(error, RuntimeError) and "gloo" in str(error))

@@ -196,10 +196,7 @@ class Attempt:
             self.save()
 
     def save(self) -> None:
-        """Save the state on the main rank. Clocks differ, so only the main rank decides when.
-
-        The others do not wait, so everything must be collected before.
-        """
+        """Save the state on the main rank, which alone decides when: clocks differ. All must have collected before."""
         self._saved = time.monotonic()
         trainer = self.trainer
         if trainer.world.main:
@@ -213,10 +210,7 @@ class Attempt:
 
 
 def train(job: Job, folder: Path, world: World) -> bool:
-    """Train until the last update, resuming from the state in `folder`; return False if asked to stop before.
-
-    The last update is that of the file `last_update` in `folder` or, without it, `training.updates`.
-    """
+    """Train until the last update, resuming from the state in `folder`; return False if asked to stop before."""
     corpus = Corpus(train_files(Path(job.corpus)))
     valid = Corpus([Path(job.corpus) / "valid.arrow"])
     for name, pairs in (("training", corpus), ("validation", valid)):
@@ -307,12 +301,9 @@ def fail(folder: Path, error: Exception) -> NoReturn:
 
 
 def main() -> None:
-    """Run one of torchrun's workers: train the job in the given folder.
+    """Run one of torchrun's workers on the job in the given folder; a second argument is the id of torchrun's process.
 
-    A second argument is the id of torchrun's process.
-
-    torchrun turns every exit status into 1, so the outcome is a file in the folder: `done.json`, `interrupted`, or
-    `failed.json` if this worker itself failed. A worker that only lost its peers writes none.
+    torchrun turns every exit status into 1, so the outcome is a file. A worker that only lost its peers writes none.
     """
     # If torchrun is killed with SIGKILL, its workers would otherwise live on and occupy the devices. It may have been
     # killed already, while this one was importing.
