@@ -116,11 +116,12 @@ class Moses:
         if _JUNK.search(line):
             words = _JUNK.sub("", " ".join(words)).split()
         text = " ".join(words)
-        # Two rules overlap in the space of `' '`, and sacremoses replaces dots by DOTMULTI: it tokenises such lines.
-        if "' '" in text or "DOTMULTI" in text:
+        # sacremoses tokenises lines where a rule sees more than a word: two rules overlap in the space of `' '`, dots
+        # become DOTMULTI, and at the ends of a line apostrophes and commas have no neighbour.
+        if "' '" in text or "DOTMULTI" in text or text.startswith(("'", ",")) or text.endswith("'"):
             aggressive = self._settings.aggressive_hyphens
             return " ".join(self._tokenizer.tokenize(line, aggressive_dash_splits=aggressive, escape=False))
-        tokens = self._tokens(words)
+        tokens = list(chain.from_iterable(map(self._word, words)))
         self._full_stops(tokens)
         return " ".join(tokens)
 
@@ -137,20 +138,11 @@ class Moses:
         changed = [_without_spaces(text) != _without_spaces(new) for text, new in zip(texts, made, strict=True)]
         return sum(changed) / max(1, len(changed))
 
-    def _tokens(self, words: list[str]) -> list[str]:
-        """Return the tokens of words before full stops are split off."""
-        of_words = list(map(self._word, words))
-        # Rules for apostrophes and commas depend on the characters on both sides, which the ends of a line lack.
-        if words and (words[0][0] in "'," or words[-1][-1] == "'"):
-            of_words[0] = self._split(words[0], first=True, last=len(words) == 1)
-            of_words[-1] = self._split(words[-1], first=len(words) == 1, last=True)
-        return list(chain.from_iterable(of_words))
-
-    def _split(self, word: str, *, first: bool = False, last: bool = False) -> list[str]:
-        """Apply Moses' rules before those for full stops; `first`, `last`: the word is the line's first or last."""
+    def _split(self, word: str) -> list[str]:
+        """Apply Moses' rules before those for full stops."""
         if self._plain.fullmatch(word):
             return [word]
-        text = _substitute(self._before_dots, ("" if first else " ") + word + ("" if last else " "))
+        text = _substitute(self._before_dots, f" {word} ")
         if ".." not in text:
             return _substitute(self._after_dots, text).split()
         text = _substitute(self._after_dots, self._tokenizer.replace_multidots(text))
@@ -170,6 +162,3 @@ class Moses:
             )
             if not keeps:
                 tokens[i : i + 1] = [prefix, "."]
-        if tokens and tokens[-1].endswith(".'"):
-            ending = tokens.pop()
-            tokens += [token for token in (ending[:-2], ".", "'") if token]
