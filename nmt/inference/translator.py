@@ -61,7 +61,7 @@ class Translator:
         one. Lines to parse are never split: several trees are no tree of the line.
 
         Raises InputError without folders, if a folder is incomplete or has another vocabulary than the first, and if
-        the beam is wider than the vocabulary or `max_extra` leaves no learned position for a source.
+        `max_extra` leaves no learned position for a source.
         """
         on = None if device is None else torch.device(device)
         given = [folders] if isinstance(folders, str | Path | LoadedModel) else folders
@@ -75,12 +75,6 @@ class Translator:
         self.settings = settings or self.description.search
         self.repairs: Counter[str] = Counter()
         """Of all lines so far: `trees`, `malformed trees`, and how often each repair of these was needed."""
-        rows = self.model.target_subwords.used_rows
-        if self.settings.beam > rows:
-            raise InputError(
-                f"the search's beam is {self.settings.beam:,}, but the vocabulary has {rows:,} subwords: "
-                "give a beam of at most that"
-            )
         self.engine = engine or Engine(self.model, others=others)
         self.alignment = lru_cache(64)(partial(alignment, [model.transformer for model in models]))
         """`alignment` of tuples; a tree's repair and --json ask for the same one."""

@@ -149,14 +149,6 @@ def test_sentences_are_split_where_they_end() -> None:
     assert split_sentences(f"{'a' * 300_000} b. C", "en") == [f"{'a' * 300_000} b.", "C"]
 
 
-def test_a_beam_is_at_most_as_wide_as_the_vocabulary(model: Path) -> None:
-    loaded = LoadedModel(model)
-    settings, rows = loaded.description.search, loaded.subwords.used_rows
-    assert Translator(loaded, settings=settings.changed({"beam": rows})).settings.beam == rows
-    with pytest.raises(InputError, match=f"beam is {rows + 1}, but the vocabulary has {rows} subwords: give a beam"):
-        Translator(loaded, settings=settings.changed({"beam": rows + 1}))
-
-
 def test_an_ensemble_is_of_one_pair_and_vocabulary(model: Path, tmp_path: Path) -> None:
     other = folder_of(tmp_path / "second", seed=2)
     lines = [LINES[0]] * 3
