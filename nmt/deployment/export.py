@@ -41,9 +41,8 @@ def check_representable(settings: ModelSettings) -> None:
 def check_symbols(folder: Path, subwords: Subwords) -> list[str]:
     """Return the symbols of all rows; raise InputError if two are equal, as of a word `<unk>` in the training text."""
     symbols = subwords.symbols(range(subwords.used_rows))
-    for symbol, count in Counter(symbols).items():
-        if count > 1:
-            raise InputError(f"{folder}: two subwords have the symbol {symbol}, which the export cannot tell apart")
+    if repeated := [symbol for symbol, count in Counter(symbols).items() if count > 1]:
+        raise InputError(f"{folder}: two subwords have the symbol {repeated[0]}, which the export cannot tell apart")
     return symbols
 
 

@@ -1,7 +1,4 @@
-"""The tokenizer of an exported model, for transformers' AutoTokenizer.
-
-`wmt export --to transformers` copies this module into the model's folder, and nmt beside it as an archive.
-"""
+"""The tokenizer of a model exported to transformers, which has this module, and nmt as an archive, in its folder."""
 
 from __future__ import annotations
 

@@ -71,10 +71,7 @@ def load_description(folder: Path) -> ModelDescription:
 
 
 def load(folder: str | Path) -> Transformer:
-    """Return a model folder's Transformer, in float32 on the CPU and in evaluation mode.
-
-    Raises InputError if the folder is incomplete or damaged.
-    """
+    """Return a folder's Transformer, in float32, on the CPU, in evaluation mode; raise InputError for a damaged one."""
     folder = Path(folder)
     return load_model(folder, load_description(folder))
 

@@ -20,12 +20,10 @@ Quantization = Literal["int8", "int8_float32", "int16", "float16", "bfloat16", "
 
 @dataclass(frozen=True, kw_only=True)
 class TranslationOptions:
-    """The options of `wmt translate` and `wmt parse`. None leaves a setting to the model folder.
-
-    `command` says which of the two, for messages.
-    """
+    """The options of `wmt translate` and `wmt parse`. None leaves a setting to the model folder."""
 
     command: str
+    """Which of the two, for messages."""
     models: Sequence[Path]
     """One, or the members of an ensemble."""
     input: Path | None

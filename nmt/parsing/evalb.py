@@ -74,10 +74,7 @@ class Totals:
 def _spans(
     trees: Iterable[Tree], gold_tags: Sequence[str] = ()
 ) -> tuple[list[str], list[str], list[tuple[int, int, str]]]:
-    """Return what EVALB compares of trees: words, their tags, and labelled spans, without what is DELETED.
-
-    `gold_tags` replace the tags of the trees.
-    """
+    """Return words, their tags (or `gold_tags`) and labelled spans, as EVALB compares them: without what is DELETED."""
     remaining = iter(gold_tags)
     words: list[str] = []
     tags: list[str] = []

@@ -79,10 +79,12 @@ def test_a_killed_save_leaves_a_whole_state(tmp_path: Path, training: Training, 
 
     def save(folder: Path, update: int) -> None:
         fill(model, optimizer, update)
-        save_state(folder, saved.model_copy(update={"update": update, "padded": update}), model, optimizer)
+        made = saved.model_copy(update={"update": update, "padded": update})
+        save_state(folder, made, model, optimizer, keeps=lambda earlier: earlier == 3)
 
     next_update = 5 if same else 6
-    save(tmp_path / "made", 5)
+    for update in (3, 4, 5):
+        save(tmp_path / "made", update)
 
     def prepared(number: int) -> Callable[[], object]:
         folder = shutil.copytree(tmp_path / "made", tmp_path / str(number))
@@ -101,7 +103,7 @@ def test_a_killed_save_leaves_a_whole_state(tmp_path: Path, training: Training, 
         assert values([*model.parameters(), *moments]) == {state.update}, point
         seen.add(state.update)
         save(folder, next_update)
-        assert names(folder / "resume") == [f"update-{next_update:08d}"]
+        assert names(folder / "resume") == ["update-00000003", f"update-{next_update:08d}"]
         shutil.rmtree(folder)
     assert seen == {5, next_update}
 
