@@ -18,19 +18,9 @@ from nmt.common.processes import is_held
 from nmt.errors import InputError
 from nmt.task import TASKS, task_in
 from pipeline.cli.repository import check_folder, check_lock, running_stage
-from pipeline.config import resolution, wording
+from pipeline.config import paths, resolution, wording
 from pipeline.config.locks import mend_locks
-from pipeline.config.paths import (
-    AVERAGE,
-    CERTIFICATE,
-    CONFIG,
-    REPORT_HTML,
-    SCORES,
-    SENTENCES,
-    VALIDATION,
-    read_json,
-    state_root,
-)
+from pipeline.config.paths import CONFIG, SCORES, read_json, state_root
 from pipeline.config.rows import flat
 from pipeline.tracking import server
 from pipeline.trainings import launch
@@ -61,7 +51,7 @@ def summary() -> None:
         print(f"        a newer run is at its stage {stage}: these results are of the run before")
     elif not _up_to_date():
         print("        the scores are of earlier settings, files or code: `dvc repro` makes them anew")
-    print(f"report  {REPORT_HTML.absolute().as_uri()}\nmodel   {AVERAGE}: wmt {verb} {AVERAGE}")
+    print(f"report  {paths.REPORT_HTML.absolute().as_uri()}\nmodel   {paths.AVERAGE}: wmt {verb} {paths.AVERAGE}")
     print(f"runs    {server.link(configuration['run']['pair']) or 'no MLflow'}: all side by side")
     print("next    open the report; `wmt rows` lists other models")
 
@@ -157,7 +147,7 @@ def verify(
     from pipeline.verify import check
 
     findings = []
-    for finding in check.findings(certificate or CERTIFICATE, updates or (), share):
+    for finding in check.findings(certificate or paths.CERTIFICATE, updates or (), share):
         print(finding, flush=True)
         findings.append(finding)
     sentence, status = check.verdict(findings)
@@ -184,7 +174,7 @@ def compare(
     check_folder()
     from pipeline.report import comparison, page
 
-    target = output_file(output, CONFIG, SCORES, SENTENCES, VALIDATION)
+    target = output_file(output, CONFIG, SCORES, paths.SENTENCES, paths.VALIDATION)
     with tempfile.TemporaryDirectory() as folder:
         sets = (_compared(name, Path(folder, str(number))) for number, name in enumerate((first, second)))
         compared = [(*pair, comparison.difference(*pair)) for pair in comparison.shared(*sets)]
@@ -211,10 +201,10 @@ def _compared(name: str, folder: Path) -> list[Compared]:
     from pipeline.report import sentences
     from pipeline.report.comparison import Compared
 
-    paths = [CONFIG, SCORES, SENTENCES, VALIDATION, REPORT_HTML]
+    files = [CONFIG, SCORES, paths.SENTENCES, paths.VALIDATION, paths.REPORT_HTML]
     if name != HERE:
-        name, paths = server.fetch_artifacts(name, [path.name for path in paths], folder)
-    config, scores, lines, validation, report = paths
+        name, files = server.fetch_artifacts(name, [path.name for path in files], folder)
+    config, scores, lines, validation, report = files
     if not scores.exists():
         raise InputError(
             f"the run {name} has no scores: finish it with `dvc repro`, then `wmt publish`, or choose another"

@@ -10,18 +10,8 @@ from pydantic import Field, model_validator
 
 from nmt.errors import InputError
 from nmt.schema import TREE, Settings
-from pipeline.config.corpora import (
-    ArchiveEntry,
-    ArchiveSettings,
-    DataSettings,
-    Name,
-    Pair,
-    ParallelSettings,
-    TestSets,
-    TrainingText,
-    other_direction,
-    sides,
-)
+from pipeline.config import corpora
+from pipeline.config.corpora import Pair, other_direction, sides
 from pipeline.config.errors import nearest, read_mapping, validated
 from pipeline.config.paths import CATALOGS
 from pipeline.config.rows import merge
@@ -30,9 +20,9 @@ from pipeline.config.rows import merge
 class PairEntry(Settings):
     """The texts of one pair, and the differences of their preparation from the row's."""
 
-    train: Annotated[list[TrainingText], Field(min_length=1)]
-    valid: ParallelSettings
-    test: TestSets
+    train: Annotated[list[corpora.TrainingText], Field(min_length=1)]
+    valid: corpora.ParallelSettings
+    test: corpora.TestSets
     preparation: dict[str, Any] = Field(default_factory=dict)
     subwords: dict[str, Any] = Field(default_factory=dict)
 
@@ -46,10 +36,10 @@ class PairEntry(Settings):
 
 
 class Catalog(Settings):
-    name: Name
+    name: corpora.Name
     description: str
     extends: str | None = None  # the catalog that has what this one does not set
-    archives: dict[Name, ArchiveEntry] = Field(default_factory=dict)
+    archives: dict[corpora.Name, corpora.ArchiveEntry] = Field(default_factory=dict)
     pairs: dict[Pair, PairEntry]
 
 
@@ -79,7 +69,7 @@ def files(name: str) -> list[Path]:
     return [path, *(files(base) if base else ())]
 
 
-def data_settings(catalog: Catalog, pair: Pair) -> DataSettings:
+def data_settings(catalog: Catalog, pair: Pair) -> corpora.DataSettings:
     """Return the texts of `pair` and their archives.
 
     Raises InputError where one is unknown, and where a text of trees is not one treebank on both sides.
@@ -87,14 +77,14 @@ def data_settings(catalog: Catalog, pair: Pair) -> DataSettings:
     source, target = sides(pair)
     texts = pair_entry(catalog, pair).model_dump(include={"train", "valid", "test"})
     content = {"source": source, "target": target, "archives": [], **texts}
-    data = validated(DataSettings, content, _path(catalog.name))
+    data = validated(corpora.DataSettings, content, _path(catalog.name))
     used = [side.archive for _, text in data.texts for side in (text.source, text.target)]
     archives = []
     for name in filter(None, dict.fromkeys(used)):
         if name not in catalog.archives:
             known = nearest(name, catalog.archives)
             raise InputError(f"{_path(catalog.name)}: a text names the archive `{name}`, which is unknown; {known}")
-        archives.append(ArchiveSettings(name=name, **catalog.archives[name].model_dump()))
+        archives.append(corpora.ArchiveSettings(name=name, **catalog.archives[name].model_dump()))
     return data.model_copy(update={"archives": archives})
 
 

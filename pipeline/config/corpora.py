@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Annotated, Any
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    SerializerFunctionWrapHandler,
-    WrapSerializer,
-    model_validator,
-)
+from pydantic import AfterValidator, BeforeValidator, Field, WrapSerializer, model_validator
 
 from nmt.schema import LANGUAGE, TREE, Few, Settings
 
@@ -102,7 +96,7 @@ class TrainingText(ParallelSettings):
     weight: Annotated[Few, Field(exclude_if=lambda value: value == 1)] = 1  # how often an epoch has the text
 
 
-def _one_or_several(texts: list[ParallelSettings], dump: SerializerFunctionWrapHandler) -> Any:
+def _one_or_several(texts: list[ParallelSettings], dump: Callable[[Any], Any]) -> Any:
     content = dump(texts)
     return content[0] if len(content) == 1 else content
 
