@@ -15,14 +15,13 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from errno import EACCES, EAGAIN, EEXIST, EIO, EMFILE, ENFILE, ENOENT, ENOTDIR, EPERM, EROFS, ESTALE
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
 from humanize import naturalsize, precisedelta
 
-from nmt.common.files import FULL_DISK, size_of, write_json
+from nmt.common.files import size_of, write_json
 from nmt.common.processes import INTERRUPTED, Interrupted, die_with_parent, spare_imports
 from nmt.errors import InputError, printable
 from pipeline.config import graph, wording
@@ -30,9 +29,6 @@ from pipeline.config.paths import SCORES, read_json, status_file
 from pipeline.tracking import publish, source
 from pipeline.tracking.follow import follow
 from pipeline.trainings.progress import TrainingProgress
-
-FROM_THE_MACHINE = {EACCES, EAGAIN, EEXIST, EIO, EMFILE, ENFILE, ENOENT, ENOTDIR, EPERM, EROFS, ESTALE}
-"""Errors of files and disks that one sentence explains; any other OSError is our fault: it keeps its traceback."""
 
 
 def report_status(name: str, state: str, message: str = "") -> None:
@@ -77,19 +73,11 @@ def ignore_signals() -> None:
 
 def outcome(error: BaseException) -> tuple[str, str, int | None]:
     """Return a stage's state after an error, its message, and the exit status; None where it keeps its traceback."""
-    match error:
-        case Interrupted() | KeyboardInterrupt():
-            return "interrupted", str(error), INTERRUPTED
-        case InputError():
-            return "refused", str(error), 1
-        case OSError() if error.errno in FULL_DISK:
-            where = wording.file_of(error) or f"the disk of {Path.cwd()}"
-            return "failed", f"{error.strerror}: {where}; make room and run again: nothing half-written is left", 1
-        case OSError() if error.errno in FROM_THE_MACHINE:
-            return "failed", wording.os_error_message(error), 1
-        case _ if no_memory := wording.memory_message(error):
-            return "failed", no_memory, 1
-    return "failed", repr(error), None
+    if isinstance(error, Interrupted | KeyboardInterrupt):
+        return "interrupted", str(error), INTERRUPTED
+    if (sentence := wording.sentence(error)) is None:
+        return "failed", repr(error), None
+    return "refused" if isinstance(error, InputError) else "failed", sentence, 1
 
 
 def run(name: str) -> NoReturn:

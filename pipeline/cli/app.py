@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from nmt.common.processes import spare_imports
-from nmt.errors import InputError, printable
+from nmt.errors import printable
 from pipeline.cli import ablation, catalog, models, plan, runs, services
 from pipeline.config import wording
 
@@ -43,10 +43,7 @@ class Commands(TyperGroup):
         except BrokenPipeError:
             raise
         except Exception as error:
-            sentence = str(error) if isinstance(error, InputError) else wording.memory_message(error)
-            if sentence is None and isinstance(error, OSError):
-                sentence = wording.os_error_message(error)
-            if sentence is None:
+            if (sentence := wording.sentence(error)) is None:
                 raise
             print(printable(f"{ctx.invoked_subcommand}: {sentence}"), file=sys.stderr)
             raise typer.Exit(1) from error

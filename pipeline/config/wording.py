@@ -20,23 +20,22 @@ _OUT_OF_MEMORY = re.compile(
 """What libraries say where memory ran out."""
 
 
-def memory_message(error: BaseException) -> str | None:
-    """Return the sentence for an error that says that memory ran out; None for others."""
-    if not isinstance(error, MemoryError) and not _OUT_OF_MEMORY.search(str(error)):
+def sentence(error: BaseException) -> str | None:
+    """Return an error of the user's, of files and disks, or of memory in one sentence; None for a fault of ours."""
+    if isinstance(error, InputError):
+        return str(error)
+    if isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(str(error)):
+        return (
+            f"memory ran out ({error}): free some, or raise its limit (ulimit -v, the container's); "
+            "`wmt translate` takes less by --batch-tokens"
+        )
+    if not isinstance(error, OSError):
         return None
-    advice = "free some, or raise its limit (ulimit -v, the container's); `wmt translate` takes less by --batch-tokens"
-    return f"memory ran out ({error}): {advice}"
-
-
-def file_of(error: OSError) -> str | None:
-    """Return the file that an error is about: of a copy to a full disk not the source, which it names first."""
-    name: str | None = (error.errno in FULL_DISK and error.filename2) or error.filename
-    return name
-
-
-def os_error_message(error: OSError) -> str:
-    name = file_of(error)
-    return f"{name}: {error.strerror}" if name else error.strerror or str(error)
+    if error.errno in FULL_DISK:
+        # Of a copy to a full disk not the source, which it names first.
+        where = error.filename2 or error.filename or f"the disk of {Path.cwd()}"
+        return f"{error.strerror}: {where}; make room and run again: nothing half-written is left"
+    return f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error)
 
 
 def score_and_interval(scores: Mapping[str, Any], key: str, digits: int = 1) -> tuple[str, str]:

@@ -187,10 +187,9 @@ runner.run("decode")
     assert python(tmp_path, "-c", program, "decode") == (status, told)
 
 
-@pytest.mark.parametrize("error", [ZeroDivisionError("division by zero"), OSError(errno.EBADF, "Bad file descriptor")])
-def test_faults_of_ours_keep_their_traceback(told: Told, error: Exception) -> None:
-    with pytest.raises(type(error)):
-        status_of(raising(error))
+def test_faults_of_ours_keep_their_traceback(told: Told) -> None:
+    with pytest.raises(ZeroDivisionError):
+        status_of(raising(ZeroDivisionError("division by zero")))
     assert reported()["state"] == "failed"
     assert told == [("decode", "FAILED")]
 
