@@ -43,7 +43,7 @@ def summary() -> None:
       wmt summary
     """
     check_folder()
-    scores = wording.read_scores()
+    scores = read_json(SCORES)
     configuration, verb = read_yaml(CONFIG), task_in(scores).verb
     trained = f", trained in {wording.duration(scores['train_seconds'])}" if "train_seconds" in scores else ""
     print(f"{wording.summary(scores)}\nrun     {resolution.name(configuration)}{trained}")
@@ -209,8 +209,7 @@ def _compared(name: str, folder: Path) -> list[Compared]:
         raise InputError(
             f"the run {name} has no scores: finish it with `dvc repro`, then `wmt publish`, or choose another"
         )
-    metrics, configuration = wording.read_scores(scores), read_yaml(config)
-    read_json(scores, task_in(metrics).key)
+    metrics, configuration = read_json(scores), read_yaml(config)
     name = f"{resolution.name(configuration)} (here)" if name == HERE else name
     settings, written = dict(flat(configuration)), sentences.read(lines)
     general = {key: value for key, value in metrics.items() if not key.startswith(tuple(task.key for task in TASKS))}

@@ -12,7 +12,6 @@ from humanize import precisedelta
 from nmt.common.files import FULL_DISK
 from nmt.errors import InputError
 from nmt.task import task_in
-from pipeline.config.paths import SCORES, read_json
 
 _OUT_OF_MEMORY = re.compile(
     "Cannot allocate memory|failed to map segment|can't start new thread|DefaultCPUAllocator|out of memory"
@@ -51,30 +50,10 @@ def duration(seconds: float) -> str:
     return precisedelta(seconds, minimum_unit=unit, suppress=["months", "years"], format="%.0f")
 
 
-def read_scores(path: Path = SCORES, *keys: str) -> dict[str, Any]:
-    """Return the content of results/scores.json; raise InputError if a printed number, edited by hand, is not one."""
-    scores = read_json(path, *keys)
-    sets = scores.get("sets", {})
-    if not isinstance(sets, dict) or not all(isinstance(of_set, dict) for of_set in sets.values()):
-        raise InputError(f"{path} has sets that are no test sets: run `dvc repro` to make it again")
-    for of_set in (scores, *sets.values()):
-        key = task_in(of_set).key
-        for name in (key, f"{key}_low", f"{key}_high", "train_seconds", *keys):
-            if not isinstance(of_set.get(name, 0), int | float):
-                raise InputError(f"{path} has {of_set[name]!r} as {name}, no number: run `dvc repro` to make it again")
-    return scores
-
-
 def summary(scores: Mapping[str, Any]) -> str:
-    """Return a line for each test set: its score, the interval and how it was computed.
-
-    Raises InputError where results/scores.json, whose content `scores` is, lacks one of these.
-    """
+    """Return a line for each test set of results/scores.json: its score, the interval and how it was computed."""
     task = task_in(scores)
-    try:
-        score, interval = score_and_interval(scores, task.key)
-        name, signature = scores[f"{task.key}_set"], scores[f"{task.key}_signature"]
-    except KeyError as error:
-        raise InputError(f"{SCORES} has no {error}: run `dvc repro` to make it again") from error
-    line = f"{task.title:<7} {score} (95% interval {interval}) on {name}; {task.program}, {signature}"
+    score, interval = score_and_interval(scores, task.key)
+    where = f"on {scores[f'{task.key}_set']}; {task.program}, {scores[f'{task.key}_signature']}"
+    line = f"{task.title:<7} {score} (95% interval {interval}) {where}"
     return "\n".join([line, *map(summary, scores.get("sets", {}).values())])

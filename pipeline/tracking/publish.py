@@ -15,7 +15,6 @@ from nmt.text.parallel_text import read_lines
 from pipeline.config import graph, paths
 from pipeline.config.paths import CHAIN, CONFIG, CURVES, SCORES, VALIDATION, read_json, read_table, state_root
 from pipeline.config.resolution import changed
-from pipeline.config.wording import read_scores
 from pipeline.report.scores import identities
 from pipeline.tracking import registry, server, source, view
 from pipeline.tracking.follow import Points
@@ -29,8 +28,8 @@ SIZES = ("params", "vocabulary", "updates", "averaged_checkpoints", "devices", "
 
 def complete(client: MlflowClient, ran: bool) -> str:
     """Complete the run of the results in this folder, which the code here made if it `ran`; return the run's name."""
-    run = server.open_run(client, read_json(CHAIN, "state")["state"])
-    configuration, scores = read_yaml(CONFIG), read_scores(SCORES, "updates")
+    run = server.open_run(client, read_json(CHAIN)["state"])
+    configuration, scores = read_yaml(CONFIG), read_json(SCORES)
     points = Points(client, run)
     for table in (CURVES, VALIDATION):
         points.send(read_table(table))
@@ -66,7 +65,7 @@ def end(stage: str, status: str) -> None:
 
         def mark(_: object) -> None:
             client = server.connect()
-            if run := server.find_run(client, read_json(CHAIN, "state")["state"]):
+            if run := server.find_run(client, read_json(CHAIN)["state"]):
                 client.set_terminated(run.info.run_id, status)
 
         with server.beside(stage, mark):

@@ -119,12 +119,12 @@ def test_a_model_that_makes_no_trees_does_not_parse(tmp_path: Path) -> None:
 def test_lack_of_memory_is_a_sentence_and_an_error_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     advice = "free some, or raise its limit (ulimit -v, the container's); `wmt translate` takes less by --batch-tokens"
     for said in ("libtorch_cpu.so: failed to map segment from shared object", "CUDA out of memory. Tried to allocate"):
-        monkeypatch.setattr(runs.wording, "read_scores", Mock(side_effect=ImportError(said)))
+        monkeypatch.setattr(runs, "read_json", Mock(side_effect=ImportError(said)))
         assert refused("summary") == f"summary: memory ran out ({said}): {advice}"
     told = "CUDA out of memory: raise training.shards"
-    monkeypatch.setattr(runs.wording, "read_scores", Mock(side_effect=InputError(told)))
+    monkeypatch.setattr(runs, "read_json", Mock(side_effect=InputError(told)))
     assert refused("summary") == f"summary: {told}", "an error that says what to do is told as it is"
-    monkeypatch.setattr(runs.wording, "read_scores", Mock(side_effect=ImportError("a bug")))
+    monkeypatch.setattr(runs, "read_json", Mock(side_effect=ImportError("a bug")))
     with pytest.raises(ImportError, match="a bug"):
         cli.app(["summary"], prog_name="wmt")
 

@@ -5,7 +5,6 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from command_line import printed, refused, wmt
@@ -24,11 +23,7 @@ def repository(empty_repository: Path) -> None:
     Path("results").mkdir()
     run = {"row": "sample", "pair": "en-de", "corpus": "sample", "seed": 3}
     Path("results/config.yaml").write_text(json.dumps({"run": run, "training": {"updates": 200}}))
-    write({**SCORES, "train_seconds": 94.3})
-
-
-def write(scores: dict[str, Any]) -> None:
-    Path("results/scores.json").write_text(json.dumps(scores))
+    Path("results/scores.json").write_text(json.dumps({**SCORES, "train_seconds": 94.3}))
 
 
 def test_bleu_its_interval_and_where_things_are() -> None:
@@ -36,24 +31,8 @@ def test_bleu_its_interval_and_where_things_are() -> None:
     assert score == "BLEU    87.9 (95% interval 85.9 to 89.9) on sampletest, 500 lines; sacreBLEU, nrefs:1"
     assert run == "run     updates=200 · sample-sample-s3, trained in 1 minute and 34 seconds"
     assert report == f"report  {Path.cwd().as_uri()}/results/report.html"
-    for key in SCORES:
-        write({name: SCORES[name] for name in SCORES.keys() - {key}})
-        assert f"summary: results/scores.json has no '{key}': run `dvc repro`" in refused("summary")
-    for content, problem in (("{", "cannot be read"), ("[1]", "holds no JSON object")):
-        Path("results/scores.json").write_text(content)
-        assert refused("summary").startswith(f"summary: results/scores.json {problem}")
-
-
-@pytest.mark.parametrize("name", ["bleu", "bleu_high", "train_seconds"])
-@pytest.mark.parametrize("forged", ["99", None, [1]])
-def test_text_for_a_number_is_named(name: str, forged: object) -> None:
-    sentence = f"summary: results/scores.json has {forged!r} as {name}, no number: run `dvc repro` to make it again"
-    write({**SCORES, name: forged})
-    assert refused("summary") == sentence
-    write({**SCORES, "sets": {"medical": {**SCORES, name: forged}}})
-    assert refused("summary") == sentence
-    write({**SCORES, "sets": forged})
-    assert "has sets that are no test sets: run `dvc repro`" in refused("summary")
+    Path("results/scores.json").write_text("{")
+    assert refused("summary").startswith("summary: results/scores.json cannot be read")
 
 
 def test_it_says_that_a_newer_run_is_going_on() -> None:
