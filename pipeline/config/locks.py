@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import re
 from pathlib import Path
 
 import psutil
@@ -13,23 +13,16 @@ RWLOCK = Path(".dvc/tmp/rwlock")
 
 
 def mend_locks(repository: Path = Path()) -> bool:
-    """Remove DVC's file of locks if a kill or a full disk cut it, or no process in it works here; return whether.
+    """Remove DVC's file of locks if no process in it works here, as after a kill; return whether.
 
-    DVC refuses to work with a cut file, and waits for any process that has the number of a killed one.
+    DVC refuses to work with a file that a full disk cut, and waits for any process that has the number of a killed one.
     """
     path = repository / RWLOCK
     if not path.exists() or is_held(path.with_suffix(".lock")):
         return False
-    try:
-        locks = json.loads(path.read_text(encoding="utf-8"))
-        holders = [
-            *locks.get("write", {}).values(),
-            *(one for readers in locks.get("read", {}).values() for one in readers),
-        ]
-        if any(_works_in(repository.resolve(), int(holder["pid"])) for holder in holders):
-            return False
-    except (ValueError, AttributeError, TypeError, KeyError):
-        pass
+    processes = re.findall(r'"pid": *(\d+)', path.read_text(encoding="utf-8", errors="replace"))
+    if any(_works_in(repository.resolve(), int(process)) for process in processes):
+        return False
     path.unlink(missing_ok=True)
     return True
 
