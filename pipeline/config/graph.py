@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from nmt.common.files import read_yaml
 from pipeline.config.paths import DVC_YAML
 
 
-@dataclass(frozen=True)
-class Stage:
+class Stage(NamedTuple):
     name: str
     deps: list[str]
     params: list[str]  # the files, but params.yaml, whose keys are its params

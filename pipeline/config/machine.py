@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from nmt.common.cpu import cpuinfo
 from nmt.schema import Precision
@@ -22,11 +21,11 @@ CGROUP, CGROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 NVIDIA_SMI_TIMEOUT = 20.0  # seconds; a driver that hangs does not answer at all
 
 
-@dataclass(frozen=True)
-class Gpu:
+class Gpu(NamedTuple):
     id: str  # the UUID, `GPU-` and hexadecimal digits
     name: str
     memory: str  # with its unit, as `81559 MiB`
+    capability: str  # CUDA's, as `9.0`
 
 
 @cache
@@ -35,15 +34,21 @@ def gpus() -> list[Gpu]:
 
     torch's count takes a second to import, and torch's names take memory of the GPUs.
     """
+    command = ["nvidia-smi", "--query-gpu=uuid,name,memory.total,compute_cap", "--format=csv,noheader"]
+    try:
+        listed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=NVIDIA_SMI_TIMEOUT).stdout
+    except (OSError, subprocess.SubprocessError):
+        return []
     # Without a GPU it may print a sentence.
-    installed = [Gpu(*fields) for line in _nvidia_smi("uuid,name,memory.total") if len(fields := line.split(", ")) == 3]
+    installed = [Gpu(*fields) for line in listed.splitlines() if len(fields := line.split(", ")) == 4]
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return installed
     chosen = [part.strip() for part in visible.split(",")]
-    # CUDA uses one slice of a GPU at most, and nvidia-smi does not list it here.
-    if slices := [Gpu(part, "MIG slice", "unknown memory") for part in chosen if installed and part.startswith("MIG-")]:
-        return slices[:1]
+    # CUDA uses one slice of a GPU at most, and nvidia-smi does not list it here. GPUs that have some are 8.0 or newer.
+    slices = [part for part in chosen if part.startswith("MIG-")]
+    if installed and slices:
+        return [Gpu(slices[0], "MIG slice", "unknown memory", "8.0")]
     return [
         gpu
         for index, gpu in enumerate(installed)
@@ -56,15 +61,6 @@ def hide_gpus_if_portable(arithmetic: str) -> None:
     if arithmetic == "portable":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
         gpus.cache_clear()
-
-
-def _nvidia_smi(fields: str, *options: str) -> list[str]:
-    command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader", *options]
-    try:
-        listed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=NVIDIA_SMI_TIMEOUT).stdout
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return listed.splitlines()
 
 
 def available_cores() -> int:
@@ -88,13 +84,8 @@ def _limits(controller: str, *files: str) -> Iterator[list[str]]:
 
 def fastest_precision() -> Precision:
     """Return the precision in which the device that trains multiplies matrices fastest: GPUs, or else the CPU."""
-    if gpus():
-        # nvidia-smi takes ids of whole GPUs only; for a slice, all GPUs are asked.
-        whole = [gpu.id for gpu in gpus() if not gpu.id.startswith("MIG-")]
-        described = _nvidia_smi("compute_cap", *([f"--id={','.join(whole)}"] if whole else []))
-        # From 8.0 (A100) on, GPUs multiply bfloat16 in hardware. Old drivers do not tell.
-        capabilities = re.findall(r"^\d+\.\d+$", "\n".join(described), re.MULTILINE)
-        return "bfloat16" if capabilities and min(map(float, capabilities)) >= 8 else "float32"
+    if gpus():  # From 8.0 (A100) on, they multiply bfloat16 in hardware.
+        return "bfloat16" if min(float(gpu.capability) for gpu in gpus()) >= 8 else "float32"
     return "bfloat16" if BFLOAT16_FLAGS.intersection(cpuinfo("flags").split()) else "float32"
 
 

@@ -147,7 +147,7 @@ def test_runs_beside_each_other_use_a_gpu_in_turn_and_restore_what_is_cached(orc
     """While a user edits params.yaml."""
     first = orchestra.deploy()
     assert orchestra.ended(first)["state_type"] == "COMPLETED", orchestra.messages(first)
-    orchestra.gpus.write_text("GPU-4f2a, NVIDIA H100, 81559 MiB\n")
+    orchestra.gpus.write_text("GPU-4f2a, NVIDIA H100, 81559 MiB, 9.0\n")
     runs = [orchestra.deploy(row="sample", seed=seed) for seed in (1, 2, 3)]
     until(lambda: all("working in" in orchestra.messages(run) for run in runs), "their copies")
     path = orchestra.clone.folder / "params.yaml"

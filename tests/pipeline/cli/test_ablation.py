@@ -136,7 +136,7 @@ def test_each_job_has_gpus_of_its_own(
         both.wait(60)
         return 0
 
-    monkeypatch.setattr(machine, "gpus", lambda: [machine.Gpu(name, "H100", "81559 MiB") for name in gpus])
+    monkeypatch.setattr(machine, "gpus", lambda: [machine.Gpu(name, "H100", "81559 MiB", "9.0") for name in gpus])
     monkeypatch.setattr(copies, "made", lambda _, name, __: contextlib.nullcontext(tmp_path / name))
     monkeypatch.setattr(copies, "run", run)
     monkeypatch.setattr(copies, "save", lambda *_: None)

@@ -56,5 +56,5 @@ def test_a_report_gets_the_names_of_the_run(root: Path, monkeypatch: pytest.Monk
 
 def test_the_memory_of_the_hardware_is_the_machines(monkeypatch: pytest.MonkeyPatch) -> None:
     before = source.hardware()
-    monkeypatch.setattr(machine, "gpus", lambda: [machine.Gpu("GPU-1", "A100", "40960 MiB")])
+    monkeypatch.setattr(machine, "gpus", lambda: [machine.Gpu("GPU-1", "A100", "40960 MiB", "8.0")])
     assert source.hardware() == before.replace("GPUs: none", "GPUs: A100, 40960 MiB")

@@ -38,7 +38,7 @@ def unset(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def here(gpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    installed = [machine.Gpu(f"GPU-{number}", "H100", "81559 MiB") for number in range(gpus)]
+    installed = [machine.Gpu(f"GPU-{number}", "H100", "81559 MiB", "9.0") for number in range(gpus)]
     monkeypatch.setattr(machine, "gpus", lambda: installed)
 
 
@@ -213,7 +213,7 @@ def test_training_returns_torchruns_exit_status_and_gives_it_the_environment(
 
 
 def test_portable_arithmetic_sees_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_job: MakeJob) -> None:
-    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 'GPU-1, H100, 81559 MiB'\n")
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 'GPU-1, H100, 81559 MiB, 9.0'\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
