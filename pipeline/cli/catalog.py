@@ -13,7 +13,9 @@ from nmt.errors import printable
 from pipeline.cli.repository import check_folder
 from pipeline.config import rows
 
-app, catalog = typer.Typer(), typer.Typer(no_args_is_help=True)
+ABOUT = "List the corpora that params.yaml's `corpus` may name, or add one of your own text files."
+app = typer.Typer()
+catalog = typer.Typer(no_args_is_help=True, help=f"{ABOUT}\n\n\b\nExample:\n  wmt catalog list")
 TEXT = "SRC TGT|TSV|TMX"
 
 
@@ -56,16 +58,6 @@ def list_rows() -> None:
         print(f"{name:<23} {count:>12,} {millions:>9} {ppl:>9} {bleu:>10}  {about}")
     print(f"params: exact; the paper's rows with {rows.PAPER_VOCABULARY:,} rows of embedding, others with their own.")
     print("PPL and BLEU: newstest2013, en-de.")
-
-
-@catalog.callback()
-def _catalog() -> None:
-    """List the corpora that params.yaml's `corpus` may name, or add one of your own text files.
-
-    \b
-    Example:
-      wmt catalog list
-    """
 
 
 @catalog.command("list")
