@@ -6,12 +6,11 @@ Archives are kept under the state root, complete and verified, or as partial fil
 from __future__ import annotations
 
 import hashlib
-import math
 import shutil
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from nmt.common.files import write_json, writing
 from nmt.errors import InputError
@@ -26,7 +25,6 @@ from pipeline.data.archives import BROKEN, members, plain
 from pipeline.data.fetch import obtain
 
 CHUNK = 1 << 20  # bytes
-UNPACKED = 200  # the most bytes of text for a byte of its archive: text has some ten
 Stats = dict[str, Any]
 
 
@@ -93,7 +91,8 @@ def _extract(sides: Mapping[str, MemberSettings], archives: Mapping[str, Path], 
         try:
             for name, stream in members(path, outputs):
                 first, *others = outputs[name]
-                _write(plain(stream, name), first, UNPACKED * max(CHUNK, path.stat().st_size))
+                with first.open("wb") as text:
+                    shutil.copyfileobj(plain(stream, name), text)
                 for other in others:
                     shutil.copyfile(first, other)
         except BROKEN as error:
@@ -101,21 +100,10 @@ def _extract(sides: Mapping[str, MemberSettings], archives: Mapping[str, Path], 
     for output, side in sides.items():
         if side.path is not None:
             try:
-                with user_text.verified(side).open("rb") as file:
-                    _write(plain(file, side.path), folder / output)
+                with user_text.verified(side).open("rb") as file, (folder / output).open("wb") as text:
+                    shutil.copyfileobj(plain(file, side.path), text)
             except BROKEN as error:
                 raise InputError(f"{side.path} is broken ({error}): make it again") from error
-
-
-def _write(text: IO[bytes], path: Path, most: float = math.inf) -> None:
-    """Write a text; raise InputError above `most` bytes."""
-    with path.open("wb") as file:
-        while chunk := text.read(CHUNK):
-            file.write(chunk)
-            if file.tell() > most:
-                raise InputError(
-                    f"{path.name} unpacks to more than {most:,} bytes, as no text does: correct the catalog"
-                )
 
 
 def _examine(path: Path, place: str) -> Stats:
