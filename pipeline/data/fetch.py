@@ -71,8 +71,6 @@ def fetch(url: str, part: Path, size: int | None, moved: Moved) -> None:
 def _attempt(url: str, part: Path, size: int | None, moved: Moved) -> None:
     """Fetch over one connection."""
     position = size_of(part)
-    if size is not None and position > size:
-        position = 0
     # A server that compresses the file would change its size.
     headers = {"User-Agent": "wmt-transformer", "Accept-Encoding": "identity"}
     if position:
@@ -98,10 +96,7 @@ def _attempt(url: str, part: Path, size: int | None, moved: Moved) -> None:
                     position += len(chunk)
                     moved(completed=position, total=total)
     except httpx.RequestError as error:
-        # A redirection to file: or ftp:, or one in a circle, stays as it is.
-        lasting = isinstance(error, httpx.UnsupportedProtocol | httpx.TooManyRedirects)
-        kind = FetchError if lasting else TransientError
-        raise kind(f"broke off after {position:,} bytes ({error or type(error).__name__})") from error
+        raise TransientError(f"broke off after {position:,} bytes ({error or type(error).__name__})") from error
     if total is not None and position < total:  # Without a Content-Length a lost connection looks like the end.
         raise TransientError(f"broke off after {position:,} of {total:,} bytes")
 
