@@ -17,11 +17,12 @@ from pydantic import ValidationError, model_validator
 
 from nmt.errors import InputError
 from nmt.task import task_of
+from nmt.training.settings import TrainingSettings
 from pipeline.config import catalogs, rows
 from pipeline.config.corpora import RunSettings
 from pipeline.config.errors import explanation, nearest, read_mapping, validated
 from pipeline.config.paths import PARAMS
-from pipeline.config.sections import SECTIONS, VersionSettings
+from pipeline.config.sections import SECTIONS, AveragingSettings, VersionSettings
 from pipeline.config.settings import Configuration
 
 Layer = tuple[str, Mapping[str, Any]]  # the origin of values, for messages, and the values: section -> key -> value
@@ -110,11 +111,9 @@ def resolve(params: Mapping[str, Any]) -> Configuration:
         origin = _origin(error.errors()[0]["loc"], layers)
         raise InputError(f"{origin}: {explanation(error, Configuration)}") from error
     _check_task(configuration, layers)
-    averaged = {"last", "best"} & {*overrides.get("averaging", ())}
-    shortened = "updates" in overrides.get("training", {}) and not averaged
-    if not shortened and (missing := checkpoint_shortage(configuration)):
-        key, _ = configuration.averaging.requested
-        raise InputError(f"{PARAMS}: {missing}: raise training.updates, or lower training.checkpoint_every or {key}")
+    shortened = "updates" in overrides.get("training", {}) and not {"last", "best"} & {*overrides.get("averaging", ())}
+    if not shortened:
+        _check_checkpoints(configuration.training, configuration.averaging)
     return configuration
 
 
@@ -144,17 +143,19 @@ def _origin(path: Sequence[int | str], layers: list[Layer]) -> str:
     return str(PARAMS)
 
 
-def checkpoint_shortage(configuration: Configuration) -> str | None:
-    """Return a message where training leaves fewer checkpoints than are to be averaged, else None."""
-    training, (key, requested) = configuration.training, configuration.averaging.requested
-    if configuration.checkpoints >= requested:
-        return None
-    validated = f" with a validation (every {training.validate_every:,}: training.validate_every)"
-    return (
-        f"{key} is {requested}, but {training.updates:,} updates with a checkpoint every "
-        f"{training.checkpoint_every:,} (training.updates, training.checkpoint_every) leave {configuration.checkpoints}"
-        f"{validated if configuration.averaging.best else ''}"
-    )
+def _check_checkpoints(training: TrainingSettings, averaging: AveragingSettings) -> None:
+    """Raise InputError where training leaves fewer checkpoints than are to be averaged; with `best`, validated ones."""
+    every, last, (key, requested) = training.checkpoint_every, training.updates, averaging.requested
+    kept = range(last - last % every, 0, -every)[: training.keep_checkpoints]
+    validated = [update for update in kept if update == last or update % training.validate_every == 0]
+    left = len(kept if averaging.best is None else validated)
+    if left < requested:
+        validation = f" with a validation (every {training.validate_every:,}: training.validate_every)"
+        raise InputError(
+            f"{PARAMS}: {key} is {requested}, but {last:,} updates with a checkpoint every {every:,} "
+            f"(training.updates, training.checkpoint_every) leave {left}{validation if averaging.best else ''}: "
+            f"raise training.updates, or lower training.checkpoint_every or {key}"
+        )
 
 
 def text(configuration: Configuration) -> str:

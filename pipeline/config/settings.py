@@ -29,14 +29,6 @@ class Configuration(Settings):
     scoring: ScoringSettings
     versions: VersionSettings
 
-    @property
-    def checkpoints(self) -> int:
-        """Return how many checkpoints a complete training leaves for averaging; with `best`, validated ones."""
-        every, last = self.training.checkpoint_every, self.training.updates
-        kept = range(last - last % every, 0, -every)[: self.training.keep_checkpoints]
-        validated = (update for update in kept if update == last or update % self.training.validate_every == 0)
-        return len(kept) if self.averaging.best is None else len(list(validated))
-
     @model_validator(mode="after")
     def _accepted_by_later_stages(self) -> Configuration:
         """Refuse now, from the settings alone, what a later stage would refuse hours later."""

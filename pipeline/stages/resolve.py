@@ -40,8 +40,4 @@ def is_current(status: Mapping[str, Sequence[Any]]) -> bool:
 
 def run() -> None:
     """Write results/config.yaml; raise InputError as `configuration_here` does."""
-    configuration = configuration_here()
-    if shortage := resolution.checkpoint_shortage(configuration):
-        instead = "those are averaged" if configuration.checkpoints else "the last weights take the average's place"
-        print(f"resolve: {shortage}; the run was shortened by its overrides, so {instead}")
-    write_text(CONFIG, resolution.text(configuration))
+    write_text(CONFIG, resolution.text(configuration_here()))

@@ -182,26 +182,10 @@ def test_values_at_the_edge_of_what_later_stages_take_resolve(changes: Mapping[s
     _resolved(**changes)
 
 
-@pytest.mark.parametrize(
-    ("training", "checkpoints", "said"),
-    [
-        ({"updates": 100}, 0, "leave 0; the run was shortened by its overrides, so the last weights take"),
-        ({"updates": 3000}, 2, "leave 2; the run was shortened by its overrides, so those are averaged"),
-        ({"updates": 7500}, 5, ""),
-        ({"updates": 8, "checkpoint_every": 3}, 2, "but 8 updates with a checkpoint every 3 (training.updates,"),
-    ],
-)
-def test_a_run_shortened_by_its_overrides_averages_what_is_there(
-    training: dict[str, int], checkpoints: int, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize("training", [{"updates": 100}, {"updates": 3000}, {"updates": 8, "checkpoint_every": 3}])
+def test_a_run_shortened_by_its_overrides_may_leave_fewer_checkpoints(training: dict[str, int]) -> None:
     """`prefect deployment run wmt-en-de -p overrides='{"training": {"updates": 100}}'`."""
-    changes = {"training": training, "averaging": {}}
-    Path("params.yaml").write_text(yaml.safe_dump({**PARAMS, "overrides": changes}), encoding="utf-8")
-    resolve.run()
-    assert (_resolved(overrides=changes).checkpoints, _resolved(overrides=changes).averaging.last) == (checkpoints, 5)
-    out = capsys.readouterr().out
-    assert said in out
-    assert out.count("\n") == bool(said)
+    assert _resolved(overrides={"training": training, "averaging": {}}).averaging.last == 5
 
 
 def test_stage_writes_a_file_that_stages_can_read() -> None:
