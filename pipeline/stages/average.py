@@ -12,7 +12,6 @@ from pathlib import Path
 
 from nmt.common import tensors
 from nmt.common.files import write_json
-from nmt.errors import InputError
 from nmt.inference import model_folder
 from nmt.inference.settings import SearchSettings
 from nmt.model_settings import ModelSettings
@@ -24,14 +23,9 @@ from pipeline.config.sections import AveragingSettings, load_section
 
 
 def best(paths: list[Path], count: int) -> list[Path]:
-    """Return the checkpoints of best validation perplexity, oldest first; raise InputError if no checkpoint has one."""
+    """Return the checkpoints of best validation perplexity, oldest first, without those that have none."""
     losses = {int(row["update"]): row["valid_loss"] for row in read_table(VALIDATION)}
     validated = [path for path in paths if math.isfinite(losses.get(checkpoint.update_of(path), math.inf))]
-    if not validated:
-        raise InputError(
-            f"averaging.best is {count}, but none of the checkpoints that training left was validated: set "
-            "training.validate_every to a divisor of training.checkpoint_every, or averaging.best to null"
-        )
     return sorted(sorted(validated, key=lambda path: losses[checkpoint.update_of(path)])[:count])
 
 
