@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from nmt.common.files import output_file, sha256_of, write_text, writing
+from nmt.common.files import sha256_of, write_text, writing
 from nmt.errors import InputError
 from nmt.parsing.trees import read_trees
 from nmt.schema import TREE
@@ -54,7 +54,6 @@ def add(
     the two files of a role are one treebank: sentences and trees are made of it.
     """
     catalog, folder = _free(name, pair, force)
-    output_file(catalog, *chain(*paths.values()))
     texts = {role: _texts(role, given, pair) for role, given in paths.items() if given}
     lacking = [role for role in HELD_OUT if role not in texts]
     trees = sides(pair)[1] == TREE
@@ -106,41 +105,36 @@ def _free(name: str, pair: str, force: bool) -> tuple[Path, Path]:
     return catalog, folder
 
 
-def _texts(role: str, paths: Sequence[Path], pair: str) -> list[Files]:
-    """Return the texts of a role; raise InputError where a file is missing or alone, or no treebank given twice."""
+def _texts(role: str, paths: Sequence[Path], pair: str) -> dict[str, Files]:
+    """Return the texts of a role by name: `train`, or `train-1` and on, or `test.news` and on by their first files.
+
+    Raises InputError where a file is missing or alone, or no treebank given twice, and where the name of one of several
+    test sets is another's or has other characters than a catalog's.
+    """
     rest, texts = list(paths), list[Files]()
     while rest:
         texts.append(tuple(rest[: 1 if text_files.holds_both(rest[0]) else 2]))
         del rest[: len(texts[-1])]
     for files in texts:
-        for file in files:
-            if not file.is_file():
-                raise InputError(f"{file}, for --{role}, is no file: give files that exist")
+        if missing := [file for file in files if not file.is_file()]:
+            raise InputError(f"{missing[0]}, for --{role}, is no file: give files that exist")
         if text_files.holds_both(files[-1]) != (len(files) == 1):
             raise InputError(f"{files[0]}, for --{role}, is one side: give two files, a .tsv or a .tmx")
         if sides(pair)[1] == TREE:
             _check_treebank(role, files, pair)
-    if role == "valid" and len(texts) > 1:
-        raise InputError(f"--{role} is given {len(texts)} times: give it once")
-    return texts
-
-
-def _stems(role: str, texts: Sequence[Files]) -> list[str]:
-    """Return the names of texts: `train`, or `train-1` and on, or `test.news` and `test.medical` by their first files.
-
-    Raises InputError where two test sets have one name, or a name has other characters than a catalog's.
-    """
     if len(texts) == 1:
-        return [role]
-    if role != "test":
-        return [f"{role}-{number}" for number in range(1, len(texts) + 1)]
+        return {role: texts[0]}
+    if role == "valid":
+        raise InputError(f"--{role} is given {len(texts)} times: give it once")
+    if role == "train":
+        return {f"{role}-{number}": files for number, files in enumerate(texts, start=1)}
     names = [text_files.unpacked(files[0]).stem for files in texts]
     if len({*names}) < len(names) or not all(re.fullmatch(NAME, name) for name in names):
         raise InputError(
             f"several test sets are named by their first files, here {', '.join(names)}: give files whose names differ "
             "before their ending and have letters, digits, `.`, `_` and `-`"
         )
-    return [f"{role}.{name}" for name in names]
+    return {f"{role}.{name}": files for name, files in zip(names, texts, strict=True)}
 
 
 def _check_treebank(role: str, files: Files, pair: str) -> None:
@@ -154,16 +148,14 @@ def _check_treebank(role: str, files: Files, pair: str) -> None:
         raise InputError(f"{files[0]}, for --{role}, holds no tree: give a treebank in Penn bracketing")
 
 
-def _place(folder: Path, texts: Mapping[str, Sequence[Files]], pair: str, changes: Changes) -> Placed:
+def _place(folder: Path, texts: Mapping[str, Mapping[str, Files]], pair: str, changes: Changes) -> Placed:
     """Check all texts; link plain files that do not change into `folder`, write all else into its folder `MADE`."""
     trees, languages = sides(pair)[1] == TREE, sides(pair)
     placed: Placed = {role: [] for role in ("train", *HELD_OUT)}
     # A database in a file that ends with the connection: memory does not grow with the text.
     with closing(sqlite3.connect("")) as seen:
         seen.executescript("PRAGMA journal_mode=OFF; CREATE TABLE pairs (digest INTEGER PRIMARY KEY)")
-        named = (
-            (role, *text) for role, given in texts.items() for text in zip(_stems(role, given), given, strict=True)
-        )
+        named = ((role, *text) for role, given in texts.items() for text in given.items())
         for role, stem, files in named:
             repeats = seen if role == "train" and changes.dedup else None
             lines = iter(()) if trees else _good(files, languages, changes.skip_bad, repeats)
