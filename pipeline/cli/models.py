@@ -62,12 +62,8 @@ def translate(
     split: Annotated[Split, typer.Option(help="Split into sentences: long lines, or all.")] = "long",
     json: Annotated[bool, typer.Option("--json", help="Write JSON lines: translations, scores, attention.")] = False,
     device: Annotated[Literal["cpu", "cuda"] | None, typer.Option(help="By default a GPU where there is one.")] = None,
-    precision: Annotated[
-        Precision | None, typer.Option(help="Precision of the weights and the arithmetic; by default float32.")
-    ] = None,
-    quantization: Annotated[
-        Literal["int8"] | None, typer.Option(help="8-bit weights: faster on a CPU, slightly less exact.")
-    ] = None,
+    precision: Annotated[Precision | None, typer.Option(help="Of weights and arithmetic; float32 by default.")] = None,
+    quantization: Annotated[Literal["int8"] | None, typer.Option(help="8-bit: faster on a CPU, less exact.")] = None,
     batch_tokens: Annotated[
         int | None, typer.Option(min=1, help="Source positions per batch, all beams counted; 4096, on a GPU 32768.")
     ] = None,
@@ -126,9 +122,7 @@ def score(
 def evalb(
     gold: Annotated[Path, typer.Argument(metavar="GOLD", help="Gold trees, one a line.")],
     parsed: Annotated[Path, typer.Argument(metavar="PARSED", help="A tree for each line.")],
-    gold_tags: Annotated[
-        bool, typer.Option("--gold-tags", help="Take the tags of GOLD, as the pipeline's own scores do.")
-    ] = False,
+    gold_tags: Annotated[bool, typer.Option("--gold-tags", help="Take GOLD's tags, as the pipeline does.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="An object.")] = False,
 ) -> None:
     """Score constituency trees as EVALB does with COLLINS.prm: labelled F1 and others, by sentence length too.
@@ -157,8 +151,7 @@ def bleu(
         str | None, typer.Option(help="sacreBLEU's tokenizer: 13a, intl, char, flores200 (fetches a file), ...")
     ] = None,
     lowercase: Annotated[
-        bool,
-        typer.Option("--lowercase", help="Score text in lower case; on Moses tokens, too, as others report Multi30k."),
+        bool, typer.Option("--lowercase", help="Score in lower case; on Moses tokens, too, as others report Multi30k.")
     ] = False,
     ter: Annotated[bool, typer.Option("--ter", help="TER too: seconds for 1,000 lines.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="An object, or a list for several systems.")] = False,

@@ -119,8 +119,7 @@ def _up_to_date() -> bool:
 @app.command(rich_help_panel="Runs")
 def verify(
     updates: Annotated[
-        list[str] | None,
-        typer.Option(metavar="A:B", help="Train these updates again, not random ones; may be repeated."),
+        list[str] | None, typer.Option(metavar="A:B", help="Train these again, not random ones; may be repeated.")
     ] = None,
     share: Annotated[float, typer.Option(help="Share of the updates that is trained again.")] = 0.01,
     certificate: Annotated[
