@@ -38,15 +38,11 @@ def report_status(name: str, state: str, message: str = "") -> None:
 
 def arguments_of(stage: str) -> tuple[Callable[..., Any], ...]:
     """Return the arguments of a stage's function. They are passed, not imported: a change of them reruns no stage."""
-    match stage:
-        case "train":
-            # Imported here: importing torch takes a second.
-            from pipeline.trainings import sync
+    if stage == "train":
+        from pipeline.trainings import sync  # importing torch takes a second
 
-            return sync.launch_with_store, TrainingProgress, follow
-        case "report":
-            return (source.provenance,)
-    return ()
+        return sync.launch_with_store, TrainingProgress, follow
+    return (source.provenance,) if stage == "report" else ()
 
 
 def summary(name: str, seconds: float) -> str:
