@@ -35,24 +35,23 @@ def tokenizers(
     return Moses(source, settings), Moses(target, settings)
 
 
-def learn(
-    source: Mapping[str, int], target: Mapping[str, int], settings: SubwordSettings
-) -> tuple[Subwords, Subwords | None]:
-    """Learn one vocabulary from both sides. With `target: closed`, learn subwords from the source alone.
+def learn(source: Mapping[str, int], target: Mapping[str, int], settings: SubwordSettings) -> tuple[Subwords, Subwords]:
+    """Learn one vocabulary, one object, from both sides. With `target: closed`, learn subwords from the source alone.
 
     Each token of a closed target becomes one symbol. Raises InputError where a side has no words.
     """
     if settings.target == "joint":
-        return subwords.learn(Counter(source) + Counter(target), settings), None
+        joint = subwords.learn(Counter(source) + Counter(target), settings)
+        return joint, joint
     if not target:
         raise InputError("the training text's target has no symbols: give a corpus that has some")
     ordered = sorted(target, key=lambda symbol: (-target[symbol], symbol))
     return subwords.learn(source, settings), Symbols([*SPECIALS, *ordered], settings)
 
 
-def save(folder: Path, source: Subwords, target: Subwords | None) -> None:
+def save(folder: Path, source: Subwords, target: Subwords) -> None:
     source.save(folder)
-    if target is not None:
+    if target is not source:
         target.save(folder / TARGET)
 
 

@@ -6,7 +6,6 @@ A training that starts from another model's weights has that model's subwords, a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from concurrent.futures import Executor
 from pathlib import Path
 
@@ -29,12 +28,11 @@ def count_block(block: Block) -> Counter[str]:
     return words.count(block.lines())
 
 
-def count_words(paths: Iterable[Path], pool: Executor) -> Counter[str]:
-    """Count the words of tokenised files. Memory grows with the number of different words, not with the text."""
-    counts: Counter[str] = Counter()
-    for path in paths:
-        for block in map_in_order(pool, count_block, read_blocks(path, LINES)):
-            counts.update(block)
+def count_words(path: Path, pool: Executor) -> Counter[str]:
+    """Count the words of a tokenised file. Memory grows with the number of different words, not with the text."""
+    counts = Counter[str]()
+    for block in map_in_order(pool, count_block, read_blocks(path, LINES)):
+        counts.update(block)
     return counts
 
 
@@ -43,22 +41,20 @@ def run() -> None:
     data = load_section("data", DataSettings)
     settings = load_section("subwords", SubwordSettings)
     check_versions("subword_nmt", "sentencepiece")
-    start = load_section("training", TrainingSettings).start_from
+    start, parent = load_section("training", TrainingSettings).start_from, None
     paths = [TOKENIZED / f"train.{language}" for language in (data.source, data.target)[: 1 if start else 2]]
     with executor(sum(path.stat().st_size for path in paths)) as pool:
-        source, *others = (count_words([path], pool) for path in paths)
+        source, *others = (count_words(path, pool) for path in paths)
     if start is not None:
         parent = parent_folder.find(start) / SUBWORDS.name
         ours, theirs = codec.load(parent)
-        codec.save(SUBWORDS, ours, None if theirs is ours else theirs)
-        words.save(SUBWORDS, source, data.source, parent)
-        print(f"{ours.used_rows:,} subwords of {start.folder}, {ours.size:,} with padding")
-        return
-    [target] = others
-    learned, symbols = codec.learn(source, target, settings)
-    codec.save(SUBWORDS, learned, symbols)
-    words.save(SUBWORDS, source, data.source, None)
-    count = len(source if symbols else source.keys() | target.keys())
-    print(f"{learned.used_rows:,} subwords, {learned.size:,} with padding, from {count:,} different words")
-    if symbols is not None:
-        print(f"{symbols.used_rows:,} symbols of the target, {symbols.size:,} with padding")
+        origin = f"of {start.folder}"
+    else:
+        ours, theirs = codec.learn(source, others[0], settings)
+        different = source.keys() | (others[0].keys() if theirs is ours else ())
+        origin = f"from {len(different):,} different words"
+    codec.save(SUBWORDS, ours, theirs)
+    words.save(SUBWORDS, source, data.source, parent)
+    print(f"{ours.used_rows:,} subwords {origin}, {ours.size:,} with padding")
+    if theirs is not ours:
+        print(f"{theirs.used_rows:,} symbols of the target, {theirs.size:,} with padding")

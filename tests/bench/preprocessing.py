@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -83,7 +84,7 @@ def run_stage(name: str) -> dict[str, Any]:
     if name in ("count", "learn"):
         paths = [learn_subwords.TOKENIZED / f"train.{language}" for language in ("en", "de")]
         with executor(sum(path.stat().st_size for path in paths)) as pool:
-            counts = learn_subwords.count_words(paths, pool)
+            counts = sum((learn_subwords.count_words(path, pool) for path in paths), Counter[str]())
         result["words"] = len(counts)
         if name == "learn":
             started = time.perf_counter()
