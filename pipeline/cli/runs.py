@@ -91,10 +91,8 @@ def publish() -> None:
     if lines := "\n".join(publish.publish(current=current)):
         print(lines)
     if not current:
-        raise InputError(
-            "the results are not those of the present files (`dvc status` lists what differs), or DVC is at work: "
-            "run `dvc repro`, then this"
-        )
+        why = "the results are not those of the present files (`dvc status` lists what differs), or DVC is at work"
+        raise InputError(f"{why}: run `dvc repro`, then this")
     if not lines:
         print(f"nothing to publish: {SCORES} is not here, and no training was killed")
 
@@ -205,24 +203,18 @@ def _compared(name: str, folder: Path) -> list[Compared]:
         name, files = server.fetch_artifacts(name, [path.name for path in files], folder)
     config, scores, lines, validation, report = files
     if not scores.exists():
-        raise InputError(
-            f"the run {name} has no scores: finish it with `dvc repro`, then `wmt publish`, or choose another"
-        )
+        remedy = "finish it with `dvc repro`, then `wmt publish`, or choose another"
+        raise InputError(f"the run {name} has no scores: {remedy}")
     metrics, configuration = read_json(scores), read_yaml(config)
     name = f"{resolution.name(configuration)} (here)" if name == HERE else name
     settings, written = dict(flat(configuration)), sentences.read(lines)
     general = {key: value for key, value in metrics.items() if not key.startswith(tuple(task.key for task in TASKS))}
-    return [
-        Compared(
-            name,
-            settings,
-            general | of_set if of_set else metrics,
-            [line for line in written if line.set == key],
-            validation,
-            report,
-        )
-        for key, of_set in {"": {}, **metrics.get("sets", {})}.items()
-    ]
+    compared = []
+    for key, of_set in {"": {}, **metrics.get("sets", {})}.items():
+        scores_of_set = general | of_set if of_set else metrics
+        lines_of_set = [line for line in written if line.set == key]
+        compared.append(Compared(name, settings, scores_of_set, lines_of_set, validation, report))
+    return compared
 
 
 @app.command("join", rich_help_panel="Runs")

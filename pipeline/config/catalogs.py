@@ -119,10 +119,8 @@ def _content(name: str, where: str, extending: tuple[str, ...]) -> dict[str, Any
     if name in extending:
         raise InputError(f"{where} `{name}`, and so itself; remove one `extends`")
     if not path.exists():
-        raise InputError(
-            f"{where} `{name}`: {CATALOGS} has no such catalog (a copy of the repository has those that are in git); "
-            f"{nearest(name, names())}"
-        )
+        missing = f"{where} `{name}`: {CATALOGS} has no such catalog (a copy of the repository has those in git)"
+        raise InputError(f"{missing}; {nearest(name, names())}")
     content = read_mapping(path, "description, archives and pairs")
     base = content.get("extends")
     if base is None or isinstance(base, list | dict):  # The schema refuses the last two.

@@ -136,8 +136,6 @@ class DataSettings(Settings):
     def _one_treebank(self) -> DataSettings:
         for role, text in self.texts if self.target == TREE else ():
             if text.source.place != text.target.place:
-                raise ValueError(
-                    f"{role} text {text.name} has {text.source.place} as source and {text.target.place} as target, but "
-                    "sentences and trees are made of one treebank: give it as both"
-                )
+                places = f"{text.source.place} as source and {text.target.place} as target"
+                raise ValueError(f"{role} text {text.name} has {places}: give one treebank as both")
         return self

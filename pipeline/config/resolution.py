@@ -42,10 +42,8 @@ class Params(RunSettings):
                 raise ValueError(f"unknown key `overrides.{section}`; {nearest(section, OVERRIDABLE)}")
         training = (self.overrides or {}).get("training") or {}
         if self.overrides and self.overrides.get("subwords") and training.get("start_from"):
-            raise ValueError(
-                "with overrides.training.start_from the subwords are the parent's: remove overrides.subwords, "
-                "as with `dvc exp run -S '~overrides.subwords'`"
-            )
+            remedy = "remove overrides.subwords, as with `dvc exp run -S '~overrides.subwords'`"
+            raise ValueError(f"with overrides.training.start_from the subwords are the parent's: {remedy}")
         if "seed" in training:
             raise ValueError(f"overrides.training.seed is set once, by `seed` at the top of {PARAMS}; move it there")
         return self

@@ -71,7 +71,6 @@ def check_versions(*libraries: str) -> None:
     for library in libraries:
         installed = importlib.metadata.version(library.replace("_", "-"))
         if installed != resolved[library]:
-            raise InputError(
-                f"{library} {installed} is installed, but the run was resolved with {resolved[library]}: install the "
-                "locked versions with `make setup`, or resolve again with `dvc repro --force --single-item resolve`"
-            )
+            found = f"{library} {installed} is installed, but the run was resolved with {resolved[library]}"
+            remedy = "run `make setup`, or resolve again with `dvc repro --force --single-item resolve`"
+            raise InputError(f"{found}: {remedy}")

@@ -32,22 +32,15 @@ class Configuration(Settings):
     @model_validator(mode="after")
     def _accepted_by_later_stages(self) -> Configuration:
         """Refuse now, from the settings alone, what a later stage would refuse hours later."""
-        longest, positions = self.binning.max_length, self.model.max_positions
-        translation = longest + self.search.max_extra
+        positions, longest = self.model.max_positions, self.binning.max_length + self.search.max_extra
         if self.subwords.user_defined_symbols and self.preparation.tokenizer.tokenizer != "none":
-            raise ValueError(
-                "the tokenizer would tear subwords.user_defined_symbols: set preparation.tokenizer.tokenizer to none"
-            )
-        if self.model.positions == "learned" and positions < translation:
-            raise ValueError(
-                f"model.max_positions is {positions}, but a sentence of binning.max_length = {longest} subwords may "
-                f"have a translation of search.max_extra = {self.search.max_extra} more: raise "
-                f"model.max_positions to {translation}, or lower binning.max_length or search.max_extra"
-            )
+            remedy = "set preparation.tokenizer.tokenizer to none"
+            raise ValueError(f"the tokenizer would tear subwords.user_defined_symbols: {remedy}")
+        if self.model.positions == "learned" and positions < longest:
+            needed = f"binning.max_length and search.max_extra are {longest} in sum"
+            raise ValueError(f"model.max_positions is {positions}, but {needed}: raise it, or lower one of these")
         key, requested = self.averaging.requested
         if requested > self.training.keep_checkpoints:
-            raise ValueError(
-                f"{key} is {requested}, but training.keep_checkpoints keeps only "
-                f"{self.training.keep_checkpoints}: raise training.keep_checkpoints or lower {key}"
-            )
+            kept = f"training.keep_checkpoints keeps only {self.training.keep_checkpoints}"
+            raise ValueError(f"{key} is {requested}, but {kept}: raise training.keep_checkpoints or lower {key}")
         return self

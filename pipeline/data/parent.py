@@ -25,10 +25,8 @@ def with_parent(configuration: Configuration) -> Configuration:
         return configuration
     folder = parent_folder.find(start)
     if folder.resolve() in (AVERAGE.resolve(), LAST.resolve()):
-        raise InputError(
-            f"training.start_from is {start.folder}, which this run replaces: copy it, as with `cp -rT {folder} "
-            "data/local/parent`, and start from data/local/parent"
-        )
+        remedy = f"copy it, as with `cp -rT {folder} data/local/parent`, and start from data/local/parent"
+        raise InputError(f"training.start_from is {start.folder}, which this run replaces: {remedy}")
     try:
         description, learned = read_yaml(folder / "config.yaml"), read_yaml(folder / "subwords/subwords.yaml")
         model = ModelSettings.model_validate(description["model"])

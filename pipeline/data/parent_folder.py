@@ -20,13 +20,9 @@ def find(start: StartSettings) -> Path:
     folders = (root / start.folder / part for root in roots for part in (Path(), AVERAGE))
     folder = next((folder for folder in folders if (folder / WEIGHTS).is_file()), None)
     if folder is None:
-        raise InputError(
-            f"training.start_from is {start.folder}, but neither it nor its {AVERAGE} holds {WEIGHTS}: name the folder "
-            "of a model or of a run"
-        )
+        missing = f"training.start_from is {start.folder}, but neither it nor its {AVERAGE} holds {WEIGHTS}"
+        raise InputError(f"{missing}: name the folder of a model or of a run")
     if start.weights is not None and (sha256 := sha256_of(folder / WEIGHTS)) != start.weights:
-        raise InputError(
-            f"{folder / WEIGHTS} has the sha256 {sha256}, not {start.weights}: restore it, or take it as it is with "
-            "`dvc repro --force --single-item resolve`"
-        )
+        found = f"{folder / WEIGHTS} has the sha256 {sha256}, not {start.weights}"
+        raise InputError(f"{found}: restore it, or take it as it is with `dvc repro --force --single-item resolve`")
     return folder

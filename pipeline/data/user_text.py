@@ -130,20 +130,16 @@ def _texts(role: str, paths: Sequence[Path], pair: str) -> dict[str, Files]:
         return {f"{role}-{number}": files for number, files in enumerate(texts, start=1)}
     names = [text_files.unpacked(files[0]).stem for files in texts]
     if len({*names}) < len(names) or not all(re.fullmatch(NAME, name) for name in names):
-        raise InputError(
-            f"several test sets are named by their first files, here {', '.join(names)}: give files whose names differ "
-            "before their ending and have letters, digits, `.`, `_` and `-`"
-        )
+        rule = "give files whose names differ before their ending and have letters, digits, `.`, `_` and `-`"
+        raise InputError(f"several test sets are named by their first files, here {', '.join(names)}: {rule}")
     return {f"{role}.{name}": files for name, files in zip(names, texts, strict=True)}
 
 
 def _check_treebank(role: str, files: Files, pair: str) -> None:
     """Raise InputError where two files are not one treebank."""
     if not files[0].samefile(files[-1]) or files[0].suffix != ".mrg":
-        raise InputError(
-            f"--{role} is {files[0]} and {files[-1]}: for {pair} give one treebank in Penn bracketing twice, with a "
-            "name that ends in .mrg; sentences and trees are made of it"
-        )
+        rule = f"for {pair} give one treebank in Penn bracketing twice, with a name that ends in .mrg"
+        raise InputError(f"--{role} is {files[0]} and {files[-1]}: {rule}; sentences and trees are made of it")
     if not sum(1 for _ in read_trees(read_lines(files[0]), str(files[0]))):
         raise InputError(f"{files[0]}, for --{role}, holds no tree: give a treebank in Penn bracketing")
 

@@ -124,10 +124,8 @@ def binarize(
     encode_block = partial(encode, vocabulary.resolve(), version)
     train = write_bins(sides["train"], partial(encode_block, uppers), str(folder / "train.{upper:05d}.arrow"), pool)
     if not train["pairs"]:
-        raise InputError(
-            f"each of the {train['too_long']:,} training pairs has more than {settings.max_length} subwords on a side, "
-            f"binning.max_length: raise it"
-        )
+        limit = f"{settings.max_length} subwords on a side, binning.max_length"
+        raise InputError(f"each of the {train['too_long']:,} training pairs has more than {limit}: raise it")
     valid = write_bins(sides["valid"], partial(encode_block, ()), str(folder / "valid.arrow"), pool)
     return {
         **{name: train[name] for name in SIZES},

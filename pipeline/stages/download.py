@@ -127,15 +127,12 @@ def _count_pairs(data: DataSettings, files: Mapping[str, Stats]) -> dict[str, in
         source, target = (files[f"{stem}.{language}"]["lines"] for language in (data.source, data.target))
         where = [text.source.place, text.target.place]
         if source != target:
-            raise InputError(
-                f"{where[0]} has {source:,} lines and {where[1]} {target:,}: the two sides of {text.name} must have "
-                f"as many, line n of one translating line n of the other"
-            )
+            counted = f"{where[0]} has {source:,} lines and {where[1]} {target:,}"
+            raise InputError(f"{counted}: both must have as many, line n of one translating line n of the other")
         for side in (text.source, text.target):
             if side.lines not in (None, source):
-                raise InputError(
-                    f"{side.place} has {source:,} segments where the catalog says {side.lines:,}: make it again"
-                )
+                counted = f"{side.place} has {source:,} segments where the catalog says {side.lines:,}"
+                raise InputError(f"{counted}: make it again")
         if not source:
             raise InputError(f"{where[0]} and {where[1]} are empty: {text.name} needs at least one line")
         pairs[stem] = source

@@ -124,9 +124,8 @@ def tokenize(data: DataSettings, preparation: PreparationSettings, folder: Path,
     total = sum((counts for counts, _ in corpora.values()), Counter[str]())
     if not total["kept"]:
         reasons = why({reason: total[f"dropped_{reason}"] for reason in REASONS})
-        raise InputError(
-            f"none of the {total['pairs']:,} training pairs passes preparation.filters ({reasons}): loosen them"
-        )
+        none = f"none of the {total['pairs']:,} training pairs passes preparation.filters"
+        raise InputError(f"{none} ({reasons}): loosen them")
     return {
         **statistics(total, set().union(*(seen for _, seen in corpora.values())), held_out),
         "corpora": {name: statistics(*counted_text, held_out) for name, counted_text in corpora.items()},

@@ -145,7 +145,7 @@ TOKENS, SYMBOLS = (over("preparation", tokenizer={"tokenizer": name}) for name i
         (over("averaging", best=9), "averaging.best is 9, but training.keep_checkpoints keeps only 5"),
         # Checkpoints after 93,000, 94,500, 96,000, 97,500 and 99,000 updates.
         (over("averaging", best=4), "leave 3 with a validation (every 1,000: training.validate_every): raise"),
-        (LEARNED | over("model", max_positions=305), "params.yaml: model.max_positions is 305, but a sentence of"),
+        (LEARNED | over("model", max_positions=305), "params.yaml: model.max_positions is 305, but binning.max_length"),
         (
             over("subwords", kind="wordpieces", vocabulary=300, user_defined_symbols=["<2de>"]),
             "the tokenizer would tear subwords.user_defined_symbols: set preparation.tokenizer.tokenizer to none",
