@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import multiprocessing
 import os
 import pickle
@@ -63,10 +62,10 @@ def map_in_order(pool: Executor, function: Callable[[Item], Result], items: Iter
         while pending:
             yield pending.popleft().result()
     except CancelledError as error:
-        raise OSError(errno.EIO, "the Dask scheduler was lost: start it and run again") from error
+        raise OSError("the Dask scheduler was lost: start it and run again") from error
     except (BrokenExecutor, getattr(pool, "killed", BrokenExecutor)) as error:
         message = "a worker process was killed, most likely because memory ran out: free some and run again"
-        raise OSError(errno.EIO, message) from error
+        raise OSError(message) from error
     finally:
         for future in pending:
             future.cancel()
@@ -84,8 +83,8 @@ class DaskExecutor(Executor):
         try:
             self._client = distributed.Client(address, timeout=CONNECT, set_as_default=False)
         except OSError as error:
-            message = "no Dask scheduler answers: start it, correct WMT_EXECUTOR, or unset it"
-            raise OSError(errno.EAGAIN, message, address) from error
+            message = f"no Dask scheduler answers at {address}: start it, correct WMT_EXECUTOR, or unset it"
+            raise OSError(message) from error
         self._tasks = self._client.get_executor(pure=False)
         self.killed = distributed.KilledWorker  # what a task raises whose workers were killed again and again
 

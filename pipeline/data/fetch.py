@@ -6,7 +6,6 @@ Partial files are resumed, and failures retried with growing pauses. Proxies com
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import sys
 import time
@@ -157,7 +156,7 @@ def _obtain(archive: ArchiveSettings, folder: Path, moved: Moved) -> Path:
     problems = "; ".join(f"{url} {error}" for url, error in zip(archive.urls, failures, strict=True))
     message = f"the archive {archive.name} could not be downloaded: {problems}; run again to continue"
     if any(isinstance(error, TransientError) for error in failures):
-        raise ConnectionError(errno.EAGAIN, message)
+        raise ConnectionError(message)
     raise InputError(message)
 
 

@@ -9,7 +9,6 @@ training the same: each would delete the other's states.
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import re
@@ -59,7 +58,7 @@ def launch_with_store(folder: Path, watch: Callable[[], None]) -> int:
         raise
     except Exception as error:
         reason = f"{url} cannot be used ({_cause(error)}): check the address, the credentials and this machine's clock"
-        raise OSError(errno.EIO, reason) from None  # boto's error may hold a signed request.
+        raise OSError(reason) from None  # boto's error may hold a signed request.
     with _uploading(store, folder):
         # A finished training may still have to be uploaded.
         return 0 if (folder / "done.json").exists() else launch.torchrun(folder, watch)

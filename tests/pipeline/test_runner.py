@@ -84,8 +84,8 @@ def test_a_finished_stage_tells_its_time_its_outputs_and_score(told: Told, capsy
         (raising(OSError(errno.ENOSPC, "No room", "models/last")), "failed", "No room: models/last; make room .*"),
         (raising(OSError(errno.ENOSPC, "No room", "a", None, "models/b")), "failed", "No room: models/b; make room .*"),
         # As from an address that does not answer, and where a worker of the executor was killed.
-        (raising(ConnectionError(errno.EAGAIN, "not downloaded")), "failed", "not downloaded"),
-        (raising(OSError(errno.EIO, "a worker was killed")), "failed", "a worker was killed"),
+        (raising(ConnectionError("not downloaded")), "failed", "not downloaded"),
+        (raising(OSError("a worker was killed")), "failed", "a worker was killed"),
         # As where `work` is a link to a disk that is not mounted.
         (raising(FileExistsError(errno.EEXIST, "File exists", "work")), "failed", "work: File exists"),
         (raising(MemoryError()), "failed", r"memory ran out \(\): free some, or raise its limit .*"),

@@ -1,6 +1,5 @@
 """Blocks of text over a pool of processes, and over a Dask cluster."""
 
-import errno
 import json
 import os
 import pickle
@@ -82,8 +81,7 @@ def test_results_and_errors_come_back_and_a_killed_worker_ends_the_stage(
         assert isinstance(pool, kind)
         assert list(map_in_order(pool, square, range(20))) == [number * number for number in range(20)]
         check_refusal("", list, map_in_order(pool, refuse, [3]))
-        # With the number of an error that the runner explains.
-        with pytest.raises(OSError, match=rf"\[Errno {errno.EIO}\] a worker process was killed"):
+        with pytest.raises(OSError, match=r"^a worker process was killed"):
             list(map_in_order(pool, die, [3]))
 
 
@@ -167,9 +165,8 @@ def test_a_scheduler_that_is_away_or_lost_is_one_sentence(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(blocks, "CONNECT", "1s")
     monkeypatch.setenv("WMT_EXECUTOR", "dask://127.0.0.1:1")
-    with pytest.raises(OSError, match="no Dask scheduler answers: start it, correct WMT_EXECUTOR, or unset it") as away:
+    with pytest.raises(OSError, match=r"^no Dask scheduler answers at tcp://127\.0\.0\.1:1: start it, correct WMT_EX"):
         executor(1 << 30)
-    assert away.value.filename == "tcp://127.0.0.1:1"
     monkeypatch.undo()
     with distributed.LocalCluster(n_workers=0, **ON_LOOPBACK) as without_workers:
         monkeypatch.setenv("WMT_EXECUTOR", without_workers.scheduler_address.replace("tcp", "dask"))

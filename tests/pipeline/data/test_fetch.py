@@ -1,5 +1,4 @@
 import contextlib
-import errno
 import gzip
 import hashlib
 import http.server
@@ -265,16 +264,15 @@ def test_the_next_mirror_goes_on_where_the_first_stopped(server: Server, tmp_pat
     assert server.starts == [0, 1000, 1000]
 
 
-@pytest.mark.parametrize(("code", "error", "number"), [(404, InputError, None), (503, ConnectionError, errno.EAGAIN)])
+@pytest.mark.parametrize(("code", "error"), [(404, InputError), (503, ConnectionError)])
 def test_every_address_is_named_where_none_gives(
-    server: Server, tmp_path: Path, code: int, error: type[Exception], number: int | None
+    server: Server, tmp_path: Path, code: int, error: type[Exception]
 ) -> None:
     """What a later attempt may mend is no mistake of the user's: Prefect tries it again."""
     server.answers = [*[status(code)] * (5 if code == 503 else 1), status(403)]
     said = rf"file\.tgz answers {code} .*; .*file\.tgz answers 403 Forbidden; run again"
-    with pytest.raises(error, match=said) as caught:
+    with pytest.raises(error, match=said):
         obtain(tmp_path, archive(server.url, server.url))
-    assert getattr(caught.value, "errno", None) == number
 
 
 @pytest.mark.parametrize(
