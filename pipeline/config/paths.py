@@ -42,6 +42,21 @@ SENTENCES = Path("results/sentences.jsonl")
 REPORT, REPORT_HTML = Path("results/report.md"), Path("results/report.html")
 
 
+def raw(role: str, name: str, language: str) -> Path:
+    """Return a side of a text as `download` writes it; `role` is train, valid or test, `name` the text's."""
+    return RAW / f"{role}.{name}.{language}"
+
+
+def tokenized(role: str, language: str) -> Path:
+    """Return a side of the training or validation text, all corpora in one file, as `tokenize` writes it."""
+    return TOKENIZED / f"{role}.{language}"
+
+
+def translation(name: str, model: Path, language: str) -> Path:
+    """Return the translations of the set `name` by a model folder, as `decode` writes them."""
+    return TRANSLATIONS / f"{name}.{model.name}.{language}"
+
+
 def state_root() -> Path:
     """Return the folder of training states, downloads and records of runs, outside DVC's outputs.
 

@@ -128,7 +128,7 @@ def groups(
     """Return the scores, named `title`, of the test set's lines by length, and of its words by frequency."""
     blocks: list[Block] = [Heading("By length", 3), sentences.by_length({title: lines}, data.target, tokenize)]
     if task_of(data.target) is not PARSING:
-        counts = sentences.word_counts(paths.TOKENIZED / f"train.{data.target}")
+        counts = sentences.word_counts(paths.tokenized("train", data.target))
         blocks += [
             Heading("By frequency of words", 3),
             Paragraph("Words of the references, grouped by how often the training text has them."),
@@ -158,7 +158,7 @@ def repetition(run: RunSettings, settings: Mapping[str, Any], names: Mapping[str
 
 
 def learning(data: DataSettings, codec: Codec) -> list[Block]:
-    source, reference = (paths.RAW / f"valid.{data.valid.name}.{language}" for language in (data.source, data.target))
+    source, reference = (paths.raw("valid", data.valid.name, language) for language in (data.source, data.target))
     losses = figures.series(paths.VALIDATION, "valid_loss")
     records = map(json.loads, read_lines(paths.VALIDATION_OUTPUTS))
     return [

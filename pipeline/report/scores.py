@@ -12,7 +12,7 @@ from nmt.text.parallel_text import read_lines
 from nmt.text.scripts import NAMES, code
 from pipeline.config import rows
 from pipeline.config.corpora import DataSettings, RunSettings
-from pipeline.config.paths import RAW
+from pipeline.config.paths import raw
 from pipeline.config.wording import duration, score_and_interval
 from pipeline.report.page import Block, Heading, Paragraph, Table, Tiles
 
@@ -32,7 +32,7 @@ def identities(data: Mapping[str, Any], scores: Mapping[str, Any]) -> dict[str, 
     """
     target, valid, tests, key = data["target"], data["valid"], data["test"], task_in(scores).key
     test = tests[0] if isinstance(tests, list) else tests
-    paths = {f"valid_{key}": RAW / f"valid.{valid['name']}.{target}", key: RAW / f"test.{test['name']}.{target}"}
+    paths = {f"valid_{key}": raw("valid", valid["name"], target), key: raw("test", test["name"], target)}
     return {
         f"{name}_references": identity(list(read_lines(path)), target, data["source"])
         for name, path in paths.items()

@@ -10,7 +10,7 @@ from nmt.inference import attention_maps
 from nmt.inference.loading import LoadedModel
 from nmt.text.parallel_text import parallel
 from pipeline.config.corpora import DataSettings
-from pipeline.config.paths import ATTENTION, AVERAGE, RAW
+from pipeline.config.paths import ATTENTION, AVERAGE, raw
 from pipeline.config.sections import AttentionSettings, check_versions, load_section
 
 WORDS = range(6, 16)  # numbers of words of a source that a picture can show
@@ -43,7 +43,7 @@ def run() -> None:
     data = load_section("data", DataSettings)
     check_versions("sacremoses", "subword_nmt", "sentencepiece")
     settings = load_section("attention", AttentionSettings)
-    source, target = (RAW / f"valid.{data.valid.name}.{language}" for language in (data.source, data.target))
+    source, target = (raw("valid", data.valid.name, language) for language in (data.source, data.target))
     model = LoadedModel(AVERAGE)
     pairs = [attention_maps.attention(model, *pair) for pair in choose_pairs(source, target, settings.sentences)]
     with writing(ATTENTION) as temporary:

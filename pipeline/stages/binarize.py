@@ -28,7 +28,7 @@ from nmt.text.parallel_text import Block, read_lines, read_parallel_blocks
 from nmt.text.settings import BinningSettings
 from nmt.text.subwords import Subwords
 from pipeline.config.corpora import DataSettings
-from pipeline.config.paths import BINNED, BINNED_STATS, SUBWORDS, TOKENIZED
+from pipeline.config.paths import BINNED, BINNED_STATS, SUBWORDS, tokenized
 from pipeline.config.sections import check_versions, load_section
 from pipeline.data.blocks import executor, map_in_order
 
@@ -164,9 +164,7 @@ def run() -> None:
     data = load_section("data", DataSettings)
     settings = load_section("binning", BinningSettings)
     check_versions("subword_nmt", "sentencepiece")
-    sides = {
-        name: (TOKENIZED / f"{name}.{data.source}", TOKENIZED / f"{name}.{data.target}") for name in ("train", "valid")
-    }
+    sides = {role: (tokenized(role, data.source), tokenized(role, data.target)) for role in ("train", "valid")}
     with writing(BINNED) as folder:
         folder.mkdir()
         with executor(sum(path.stat().st_size for path in sides["train"])) as pool:

@@ -12,7 +12,7 @@ from nmt.inference.translator import Translator
 from nmt.text.parallel_text import read_lines
 from nmt.training.settings import TrainingSettings
 from pipeline.config.corpora import DataSettings
-from pipeline.config.paths import AVERAGE, LAST, RAW, TRANSLATIONS
+from pipeline.config.paths import AVERAGE, LAST, TRANSLATIONS, raw, translation
 from pipeline.config.sections import check_versions, load_section
 
 
@@ -28,12 +28,12 @@ def run() -> None:
     with writing(TRANSLATIONS) as temporary:
         temporary.mkdir()
         tests = [text.name for text in data.test]
-        for split, names, folder in (("valid", [data.valid.name], LAST), ("test", tests, AVERAGE)):
+        for role, names, folder in (("valid", [data.valid.name], LAST), ("test", tests, AVERAGE)):
             model = LoadedModel(folder, torch.device("cpu") if kind == "portable" else None)
             engine = Engine(model, kind)
             for name in names:
-                source = RAW / f"{split}.{name}.{data.source}"
-                out = temporary / f"{name}.{folder.name}.{data.target}"
+                source = raw(role, name, data.source)
+                out = temporary / translation(name, folder, data.target).name
                 translator = Translator(model, settings=search, engine=engine)
                 with out.open("w", encoding="utf-8", newline="\n") as file:
                     file.writelines(f"{text}\n" for text in translator.translate(read_lines(source)))

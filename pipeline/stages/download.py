@@ -18,7 +18,7 @@ from nmt.parsing.trees import normalise, read_trees
 from nmt.schema import TREE
 from nmt.text.parallel_text import decode, read_lines
 from pipeline.config.corpora import DataSettings, MemberSettings
-from pipeline.config.paths import RAW, state_root
+from pipeline.config.paths import RAW, raw, state_root
 from pipeline.config.sections import load_section
 from pipeline.data import user_text
 from pipeline.data.archives import BROKEN, members, plain
@@ -44,8 +44,8 @@ def unpack(data: DataSettings, archives: Mapping[str, Path], folder: Path) -> St
     """
     sides: dict[str, MemberSettings] = {}
     for role, text in data.texts:
-        sides[f"{role}.{text.name}.{data.source}"] = text.source
-        sides[f"{role}.{text.name}.{data.target}"] = text.target
+        sides[raw(role, text.name, data.source).name] = text.source
+        sides[raw(role, text.name, data.target).name] = text.target
     _extract(sides, archives, folder)
     files = {output: _examine(folder / output, side.place) for output, side in sides.items()}
     for output, side in sides.items():
@@ -56,8 +56,8 @@ def unpack(data: DataSettings, archives: Mapping[str, Path], folder: Path) -> St
         return {"pairs": _count_pairs(data, files), "files": files}
     removed = {}
     for role, text in data.texts:
-        stem = f"{role}.{text.name}"
-        removed[stem] = _split(folder / f"{stem}.{data.source}", folder / f"{stem}.{data.target}", text.target.place)
+        source, target = (folder / raw(role, text.name, language).name for language in (data.source, data.target))
+        removed[f"{role}.{text.name}"] = _split(source, target, text.target.place)
     files = {output: _examine(folder / output, side.place) for output, side in sides.items()}
     return {"pairs": _count_pairs(data, files), "files": files, "removed": removed}
 
@@ -123,8 +123,8 @@ def _count_pairs(data: DataSettings, files: Mapping[str, Stats]) -> dict[str, in
     """Return the number of lines of each text; raise InputError where its sides or its catalog have another."""
     pairs: dict[str, int] = {}
     for role, text in data.texts:
-        stem = f"{role}.{text.name}"
-        source, target = (files[f"{stem}.{language}"]["lines"] for language in (data.source, data.target))
+        names = (raw(role, text.name, language).name for language in (data.source, data.target))
+        source, target = (files[name]["lines"] for name in names)
         where = [text.source.place, text.target.place]
         if source != target:
             counted = f"{where[0]} has {source:,} lines and {where[1]} {target:,}"
@@ -135,5 +135,5 @@ def _count_pairs(data: DataSettings, files: Mapping[str, Stats]) -> dict[str, in
                 raise InputError(f"{counted}: make it again")
         if not source:
             raise InputError(f"{where[0]} and {where[1]} are empty: {text.name} needs at least one line")
-        pairs[stem] = source
+        pairs[f"{role}.{text.name}"] = source
     return pairs

@@ -15,7 +15,7 @@ from nmt.text.parallel_text import Block, read_blocks
 from nmt.text.settings import SubwordSettings
 from nmt.training.settings import TrainingSettings
 from pipeline.config.corpora import DataSettings
-from pipeline.config.paths import SUBWORDS, TOKENIZED
+from pipeline.config.paths import SUBWORDS, tokenized
 from pipeline.config.sections import check_versions, load_section
 from pipeline.data import parent_folder
 from pipeline.data.blocks import executor, map_in_order
@@ -42,7 +42,7 @@ def run() -> None:
     settings = load_section("subwords", SubwordSettings)
     check_versions("subword_nmt", "sentencepiece")
     start, parent = load_section("training", TrainingSettings).start_from, None
-    paths = [TOKENIZED / f"train.{language}" for language in (data.source, data.target)[: 1 if start else 2]]
+    paths = [tokenized("train", language) for language in (data.source, data.target)[: 1 if start else 2]]
     with executor(sum(path.stat().st_size for path in paths)) as pool:
         source, *others = (count_words(path, pool) for path in paths)
     if start is not None:

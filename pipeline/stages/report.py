@@ -77,9 +77,9 @@ def run(provenance: Callable[[], Mapping[str, str]] = dict) -> None:
     data = load_section("data", DataSettings)
     lines, *others = (
         sentences.scored(
-            paths.RAW / f"test.{text.name}.{data.source}",
-            paths.RAW / f"test.{text.name}.{data.target}",
-            paths.TRANSLATIONS / f"{text.name}.average.{data.target}",
+            paths.raw("test", text.name, data.source),
+            paths.raw("test", text.name, data.target),
+            paths.translation(text.name, paths.AVERAGE, data.target),
             data.target,
             text.name if number else "",
         )

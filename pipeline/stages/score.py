@@ -10,7 +10,7 @@ from nmt.common.files import write_json
 from nmt.evaluation.scoring import Output, scorer_of
 from nmt.task import further_scores
 from pipeline.config.corpora import DataSettings
-from pipeline.config.paths import AVERAGE, AVERAGING, LAST, METRICS, RAW, SCORES, TRAINING, TRANSLATIONS, read_json
+from pipeline.config.paths import AVERAGE, AVERAGING, LAST, METRICS, SCORES, TRAINING, raw, read_json, translation
 from pipeline.config.sections import ScoringSettings, check_versions, load_section
 
 COPIED = ("valid_ppl", "params", "vocabulary", "updates")  # keys that scores.json takes from results/training.json
@@ -51,7 +51,7 @@ def run() -> None:
     check_versions("sacrebleu", "sacremoses")
     tests = (("test", text.name, AVERAGE) for text in data.test)
     valid, test, *others = (
-        Output(name, RAW / f"{role}.{name}.{data.target}", TRANSLATIONS / f"{name}.{model.name}.{data.target}")
+        Output(name, raw(role, name, data.target), translation(name, model, data.target))
         for role, name, model in (("valid", data.valid.name, LAST), *tests)
     )
     training, averaging = read_json(TRAINING), read_json(AVERAGING)

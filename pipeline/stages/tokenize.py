@@ -24,7 +24,7 @@ from nmt.text.moses import MOST_CHANGED, SAMPLE, Moses
 from nmt.text.parallel_text import REASONS, Block, decode, drop_reason, read_lines, read_parallel_blocks
 from nmt.text.settings import FilterSettings, PreparationSettings, TokenizerSettings
 from pipeline.config.corpora import DataSettings
-from pipeline.config.paths import RAW, TOKENIZED
+from pipeline.config.paths import RAW, TOKENIZED, raw, tokenized
 from pipeline.config.sections import check_versions, load_section
 from pipeline.data.blocks import executor, map_in_order
 
@@ -90,18 +90,18 @@ def tokenize(data: DataSettings, preparation: PreparationSettings, folder: Path,
     """
     languages = (data.source, data.target)
 
-    def prepared(work: Work, name: str) -> Iterator[Prepared]:
-        source, target = (RAW / f"{name}.{language}" for language in languages)
+    def prepared(work: Work, role: str, name: str) -> Iterator[Prepared]:
+        source, target = (raw(role, name, language) for language in languages)
         return map_in_order(pool, work, read_parallel_blocks(source, target, PAIRS))
 
     def write(role: str, weights: Mapping[str, int], work: Work) -> dict[str, tuple[Counter[str], set[bytes]]]:
         """Write texts by their weights into the files of `role`; return the counts and held-out digests of each."""
         counted: dict[str, tuple[Counter[str], set[bytes]]] = {}
-        paths = [folder / f"{role}.{language}" for language in languages]
+        paths = [folder / tokenized(role, language).name for language in languages]
         with paths[0].open("wb") as source, paths[1].open("wb") as target:
             for name, weight in weights.items():
                 counted[name] = Counter(), set()
-                for source_text, target_text, counts, seen in prepared(work, f"{role}.{name}"):
+                for source_text, target_text, counts, seen in prepared(work, role, name):
                     source.write(source_text * weight)
                     target.write(target_text * weight)
                     counted[name][0].update(counts)
@@ -112,7 +112,7 @@ def tokenize(data: DataSettings, preparation: PreparationSettings, folder: Path,
     held_out = {
         role: [
             _digests(*pair)
-            for source_text, target_text, *_ in prepared(unfiltered, f"{role.partition('.')[0]}.{text.name}")
+            for source_text, target_text, *_ in prepared(unfiltered, role.partition(".")[0], text.name)
             for pair in zip(decode(source_text, text.name), decode(target_text, text.name), strict=True)
         ]
         for role, text in data.held_out.items()
@@ -143,7 +143,7 @@ def check_moses(data: DataSettings, tokenizer: TokenizerSettings) -> None:
     if tokenizer.tokenizer != "moses":
         return
     for language in (data.source, data.target):
-        paths = [RAW / f"train.{text.name}.{language}" for text in data.train]
+        paths = [raw("train", text.name, language) for text in data.train]
         sample = [line for path in paths for line in islice(read_lines(path), SAMPLE)]
         changed = Moses(language, tokenizer).changed(sample)
         if changed > MOST_CHANGED:

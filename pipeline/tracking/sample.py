@@ -11,7 +11,7 @@ from nmt.errors import InputError
 from nmt.task import TRANSLATION, task_of
 from nmt.text.settings import PreparationSettings
 from pipeline.config.corpora import DataSettings
-from pipeline.config.paths import RAW, SUBWORDS
+from pipeline.config.paths import SUBWORDS, raw
 from pipeline.config.sections import ScoringSettings, load_section
 
 BLEU, CHRF = "valid_bleu_greedy", "valid_chrf_greedy"
@@ -42,9 +42,7 @@ def scored(records: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, float]]:
         tokenizer = load_section("preparation", PreparationSettings).tokenizer
         codec = Codec(SUBWORDS, data.source, data.target, tokenizer)
         tokenize = load_section("scoring", ScoringSettings).tokenize
-        source, target = (
-            list(read_lines(RAW / f"valid.{data.valid.name}.{code}")) for code in (data.source, data.target)
-        )
+        source, target = (list(read_lines(raw("valid", data.valid.name, code))) for code in (data.source, data.target))
         for record in sampled:
             ids = {int(line): written for line, written in record["sample"].items()}
             texts = (
