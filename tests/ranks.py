@@ -109,17 +109,6 @@ def output(folder: Path) -> str:
 # What ranks do in tests: found by name in their processes, so it stands here.
 
 
-def agreements(world: Any) -> dict[str, Any]:
-    """All that a world agrees on; each rank gives another value."""
-    import torch
-
-    return {
-        "rank": world.rank, "size": world.size, "main": world.main, "device": str(world.device),
-        "sum": world.sum(torch.tensor([world.rank + 1.0, 0.5])).tolist(),
-        "gathered": world.gather({"of": world.rank}),
-    }  # fmt: skip
-
-
 def training(world: Any, job: dict[str, Any], folder: str) -> bool:
     """A whole training."""
     from nmt.training.distributed import peer_is_lost

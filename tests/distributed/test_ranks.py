@@ -42,16 +42,6 @@ def result(folder: Path) -> dict[str, Any]:
     }
 
 
-def test_what_ranks_agree_on(tmp_path: Path) -> None:
-    assert ranks.results(4, tmp_path, ranks.agreements) == [
-        {
-            "rank": rank, "size": 4, "main": rank == 0, "device": "cpu", "sum": [10.0, 0.5 * 4],
-            "gathered": [{"of": each} for each in range(4)],
-        }
-        for rank in range(4)
-    ]  # fmt: skip
-
-
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_any_number_of_processes_trains_the_same_bits(tmp_path: Path, tiny_job: MakeJob, precision: str) -> None:

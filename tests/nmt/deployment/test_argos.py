@@ -3,7 +3,6 @@
 import json
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 import sentencepiece
@@ -38,18 +37,13 @@ def test_a_package_has_what_argos_reads(here: Path) -> None:
     assert not list(Path().glob(".*")), "nothing else is left"
 
 
-@pytest.mark.parametrize(
-    ("scores", "sentence"),
-    [
-        ({"bleu": 31.25, "bleu_set": "test, 9 lines"}, "BLEU 31.2 on test, 9 lines, by sacreBLEU."),
-        ({"chrf": 41.26, "chrf_low": 40.0, "chrf_set": "test, 9 lines"}, "chrF 41.3 on test, 9 lines, by sacreBLEU."),
-    ],
-)
-def test_a_package_says_its_score(here: Path, scores: dict[str, Any], sentence: str) -> None:
+def test_a_package_says_its_score(here: Path) -> None:
     pytest.importorskip("ctranslate2", reason="CTranslate2 is not installed: pip install ctranslate2")
+    scores = {"chrf": 41.26, "chrf_low": 40.0, "chrf_set": "test, 9 lines"}
     argos.export(folder_of(Path("model"), pieces=300), Path("en_de.argosmodel"), run=scores)
     with zipfile.ZipFile("en_de.argosmodel") as archive:
-        assert sentence in archive.read("translate-en_de-1_0/README.md").decode()
+        readme = archive.read("translate-en_de-1_0/README.md").decode()
+    assert "chrF 41.3 on test, 9 lines, by sacreBLEU." in readme
 
 
 def test_what_is_no_model_on_raw_word_pieces_is_refused(tmp_path: Path) -> None:

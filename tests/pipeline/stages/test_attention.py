@@ -48,11 +48,3 @@ def test_rows_of_a_picture_have_the_words_that_they_write() -> None:
     for name, keys in (("cross", ["a", "b", "</s>"]), ("decoder", ["<s>", "c"])):
         words = re.findall(r"<!-- (\S+) -->", html.unescape(draw_lines(looked, name, 0).decode()))
         assert words == ["c", "</s>", *keys]
-
-
-def test_pictures_have_at_most_four_heads_side_by_side() -> None:
-    def width(svg: bytes) -> float:
-        return float(svg.split(b'width="')[1].split(b"pt")[0])
-
-    few, many = attention(1, 4, 5), attention(1, 8, 5)
-    assert width(draw_lines(many, "cross", 0)) == width(draw_lines(few, "cross", 0))
