@@ -61,11 +61,7 @@ def exists(word: str) -> bool:
 each_readme = pytest.mark.parametrize("readme", readmes())
 
 
-def test_every_folder_has_a_readme_and_the_main_one_is_short_and_links_to_it() -> None:
-    folders = {"nmt", "pipeline", "data", "infra", "tests"}
-    assert {readme for readme in readmes() if "/" in readme} >= {f"{folder}/README.md" for folder in folders}
-    for folder in folders:
-        assert f"({folder}/README.md)" in read("README.md")
+def test_the_main_readme_is_short() -> None:
     assert len(read("README.md").splitlines()) <= 130
 
 
@@ -168,10 +164,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Clone:
 def test_commands_run(
     finished: Clone, command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`wmt` and `dvc` run in this process, which saves imports.
-
-    A shell exports any name: that some code reads it is tested instead.
-    """
+    """`wmt` and `dvc` run in this process, which saves imports. Names that are exported must be read by some code."""
     monkeypatch.chdir(finished.folder)
     words, given = shlex.split(command), b""
     if words[0] == "export":
