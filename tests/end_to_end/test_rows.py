@@ -1,4 +1,4 @@
-"""Every row of the tables, small, trains an update and searches for a translation or a parse."""
+"""Every row of the tables, with an eighth of its widths and at most two layers, trains an update and searches."""
 
 from pathlib import Path
 
@@ -18,20 +18,14 @@ from nmt.training.trainer import Trainer
 from pipeline.config import rows
 
 WIDTHS = ("d_model", "d_ff", "d_k", "d_v")
-SCALE = 8
-"""Widths are an eighth of the row's; heads and all else are the row's own."""
-LAYERS = 2
-"""At most: more of them are more of the same."""
 VOCABULARY = 16
-CLOSED = 24
-"""Rows of a parser's target vocabulary."""
 
 
 @pytest.mark.parametrize("name", list(rows.table().rows))
 def test_a_row_trains_an_update_and_translates_or_parses_a_sentence(name: str, copy_corpus: Path) -> None:
     parses = rows.row(name).pair == "en-tree"
     settings = rows.settings(name, rows.row(name).pair)
-    sizes = {key: settings["model"][key] // SCALE for key in WIDTHS} | {"N": min(settings["model"]["N"], LAYERS)}
+    sizes = {key: settings["model"][key] // 8 for key in WIDTHS} | {"N": min(settings["model"]["N"], 2)}
     model = ModelSettings(**{**settings["model"], **sizes})
     assert (settings["subwords"]["target"], model.sharing) == (
         ("closed", "output") if parses else ("joint", "output" if name == "transformer_iwslt_de_en" else "all")
@@ -41,7 +35,7 @@ def test_a_row_trains_an_update_and_translates_or_parses_a_sentence(name: str, c
         # In one shard: the paper's rows do not differ in shards.
         training=TrainingSettings(**{**settings["training"], "seed": 1, "shards": 1}),
         vocabulary=VOCABULARY,
-        target_vocabulary=CLOSED if parses else None,
+        target_vocabulary=24 if parses else None,
         corpus=str(copy_corpus),
     )
     trainer = Trainer(job, ALONE)

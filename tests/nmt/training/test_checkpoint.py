@@ -9,15 +9,11 @@ from safetensors.torch import save_file
 from nmt.training.checkpoint import average, update_of
 
 
-def saved(path: Path, **tensors: torch.Tensor) -> Path:
-    save_file(tensors, path)
-    return path
-
-
 def test_average_by_hand_is_summed_in_float64(tmp_path: Path) -> None:
     values = [(1.0, 1e8), (2.0, 1.5), (6.0, -1e8)]
-    paths = [saved(tmp_path / f"{i}.safetensors", w=torch.tensor(pair)) for i, pair in enumerate(values)]
-    averaged = average(paths)["w"]
+    for i, pair in enumerate(values):
+        save_file({"w": torch.tensor(pair)}, tmp_path / f"{i}.safetensors")
+    averaged = average([*tmp_path.iterdir()])["w"]
     assert (averaged.tolist(), averaged.dtype) == ([3.0, 0.5], torch.float32)
 
 

@@ -27,31 +27,25 @@ def tree(values: list[np.ndarray]) -> np.ndarray:
     return tree(values[:middle]) + tree(values[middle:])
 
 
-def linked_worlds(size: int) -> list[World]:
-    """Ranks of this process, which send each other tensors through queues."""
+def summed(shards: Shards, processes: int) -> list[list[Tensor]]:
+    """Each process' gradients of all parameters: of ranks in this process, which send each other tensors by queues."""
+    of_process = len(shards) // processes
     # Made here: two threads that ask a defaultdict for a new key at once may get two queues.
-    sent: dict[tuple[int, int], Queue[Tensor]] = {pair: Queue() for pair in product(range(size), repeat=2)}
+    sent: dict[tuple[int, int], Queue[Tensor]] = {pair: Queue() for pair in product(range(processes), repeat=2)}
 
     class Linked(World):
         def _swap(self, outgoing: Tensor, received: Tensor, partner: int) -> None:
             sent[self.rank, partner].put(outgoing.clone())
             received.copy_(sent[partner, self.rank].get(timeout=20))
 
-    return [Linked(rank, size, CPU) for rank in range(size)]
-
-
-def summed(shards: Shards, processes: int) -> list[list[Tensor]]:
-    """Each process' gradients of all parameters."""
-    of_process = len(shards) // processes
-
-    def of_rank(world: World) -> list[Tensor]:
-        gradients = Gradients([], world)
-        for shard in shards[world.rank * of_process : (world.rank + 1) * of_process]:
+    def of_rank(rank: int) -> list[Tensor]:
+        gradients = Gradients([], Linked(rank, processes, CPU))
+        for shard in shards[rank * of_process : (rank + 1) * of_process]:
             gradients.add([torch.tensor(values) for values in shard])
         return list(gradients.total())
 
     with ThreadPoolExecutor(processes) as threads:
-        return list(threads.map(of_rank, linked_worlds(processes)))
+        return list(threads.map(of_rank, range(processes)))
 
 
 @given(st.integers(0, 4), st.lists(st.integers(1, 200), min_size=1, max_size=4), st.integers(0, 2**32 - 1))

@@ -49,16 +49,13 @@ def _write(path: Path | str, content: str) -> None:
     Path(path).write_text(content, encoding="utf-8")
 
 
-def _catalog(valid: str, test: str) -> str:
-    local = {"path": "x", "sha256": "0" * 64}
-    named = {name: {"name": name, "source": local, "target": local} for name in ("text", valid, test)}
-    pair = {"train": [named["text"]], "valid": named[valid], "test": named[test]}
-    return yaml.safe_dump({"description": "Plain files", "pairs": dict.fromkeys(("en-de", "fr-de", "en-fr"), pair)})
-
-
 def _stages_before(row: str, pair: str, overrides: dict[str, Any], sets: tuple[str, str]) -> None:
     valid, test = sets
-    _write("data/catalog/news.yaml", _catalog(valid, test))
+    local = {"path": "x", "sha256": "0" * 64}
+    text, *held_out = ({"name": name, "source": local, "target": local} for name in ("text", *sets))
+    texts = {"train": [text], "valid": held_out[0], "test": held_out[1]}
+    catalog = {"description": "Plain files", "pairs": dict.fromkeys(("en-de", "fr-de", "en-fr"), texts)}
+    _write("data/catalog/news.yaml", yaml.safe_dump(catalog))
     params = {"row": row, "pair": pair, "corpus": "news", "seed": 3, "overrides": overrides}
     _write(CONFIG, resolution.text(resolution.resolve(params)))
     named = {"bleu_set": f"{test}, 3003 lines", "valid_bleu_set": f"{valid}, 3000 lines"}

@@ -10,13 +10,9 @@ from pipeline.trainings import progress
 RECORD = {"loss": 7.2424, "ppl": 1206.99, "tokens_per_second": 14_680.0, "learning_rate": 9.49e-4}
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
 def test_a_narrow_terminal_has_the_bar_the_time_and_what_fits_of_the_values(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = Terminal()
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
     monkeypatch.setattr(sys, "stderr", terminal)
     for name, value in {"COLUMNS": "80", "TERM": "xterm-256color", "NO_COLOR": "1"}.items():
         monkeypatch.setenv(name, value)

@@ -4,7 +4,7 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -59,14 +59,6 @@ def came_to(state: Path, update: int) -> None:
     (state / f"resume/update-{update:08d}").mkdir(parents=True)
 
 
-def leaves(settings: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], str]]:
-    for name, value in settings.items():
-        if isinstance(value, dict):
-            yield from leaves(value)
-        else:
-            yield settings, name
-
-
 def test_every_setting_names_the_state_or_is_listed_as_changing_no_weight(repository: None, tiny_job: MakeJob) -> None:
     """Another model or optimizer must not resume the weights of this one."""
     start = {"folder": "there", "weights": "0" * 64}
@@ -76,14 +68,15 @@ def test_every_setting_names_the_state_or_is_listed_as_changing_no_weight(reposi
     exempt = {"folder", "updates", "resume_minutes", "validate_every", "verify_every", "keep_states"}
     exempt.add("validation_sample")  # What is only looked at.
     before, seen = identity.folder_of(job), set[str]()
-    for section, name in leaves(job):
-        if name == "corpus":
-            continue
-        seen.add(name)
-        value, section[name] = section[name], 987
-        named = identity.folder_of(job) != before
-        assert named != (name in exempt), name
-        section[name] = value
+    sections = [job, job["model"], job["training"], job["training"]["start_from"]]
+    assert [value for each in sections for value in each.values() if isinstance(value, dict)] == sections[1:]
+    for section in sections:
+        for name in section.keys() - {"model", "training", "start_from", "corpus"}:
+            seen.add(name)
+            value, section[name] = section[name], 987
+            named = identity.folder_of(job) != before
+            assert named != (name in exempt), name
+            section[name] = value
     # Patience ends a training by its validations.
     job["training"]["patience"] = 2
     patient = identity.folder_of(job)
@@ -142,9 +135,8 @@ def finished(here: Path, tiny_job: MakeJob) -> Path:
         tensors.save_tensors(state / name, {name: torch.zeros(1)})
     (state / "done.json").touch()
     gpu = {"NVIDIA H100 80GB HBM3": 10.0}
-    saved = TrainState(
-        update=12, updates=12, validate_every=12, processes=1, seconds=9.0, device_seconds=gpu, conditions=CONDITIONS
-    )
+    counts = {"update": 12, "updates": 12, "validate_every": 12, "processes": 1}
+    saved = TrainState(**counts, seconds=9.0, device_seconds=gpu, conditions=CONDITIONS)
     (state / "resume/update-00000012/state.json").write_text(saved.model_dump_json())
     each = {"nll": 2.0, "ppl": 7.4, "learning_rate": 0.1, "gradient_norm": 1.0}
     records = [
@@ -262,16 +254,11 @@ def test_a_damaged_chain_or_checkpoint_is_told(finished: Path) -> None:
 @pytest.mark.parametrize(
     ("number", "old", "new"),
     [
-        (0, "3.0", "3.5"),  # each a bit or a few
-        (0, '"update": 6', '"update": 7'),
-        (0, '"nll"', '"nlm"'),
-        (1, "7.4", "7.5"),
-        (1, '"valid_loss"', '"walid_loss"'),
-        (2, '"seconds"', '"secondz"'),
-        (3, "{", "["),
-        (3, "\n", "*"),
+        # Each a bit or a few.
+        (0, "3.0", "3.5"), (0, '"update": 6', '"update": 7'), (0, '"nll"', '"nlm"'), (1, "7.4", "7.5"),
+        (1, '"valid_loss"', '"walid_loss"'), (2, '"seconds"', '"secondz"'), (3, "{", "["), (3, "\n", "*"),
     ],
-)
+)  # fmt: skip
 def test_a_damaged_loss_is_told(finished: Path, number: int, old: str, new: str) -> None:
     path = finished / "history.jsonl"
     lines = path.read_text().splitlines(keepends=True)
@@ -295,8 +282,7 @@ def test_preparing_writes_the_job_and_drops_what_another_attempt_left(tmp_path: 
         job = {"training": {"updates": updates}, "corpus": corpus}
         write_job(tmp_path, job)
         assert yaml.safe_load((tmp_path / "job.yaml").read_text()) == job
-        assert not (tmp_path / "interrupted").exists()
-        assert not (tmp_path / "failed.json").exists()
+        assert not any((tmp_path / name).exists() for name in ("interrupted", "failed.json"))
         return (tmp_path / "done.json").exists()
 
     came_to(tmp_path, 3)
