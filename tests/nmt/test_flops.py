@@ -16,9 +16,7 @@ BASE = model_settings(N=6, d_model=512, d_ff=2048, h=8, d_k=64, d_v=64)
 SMALL = BASE.model_copy(update={"N": 2, "d_model": 24, "d_ff": 40, "h": 3, "d_k": 4, "d_v": 10})
 
 
-@pytest.mark.parametrize(
-    "change", [{}, {"projection_biases": False}, {"positions": "learned"}, {"N": 3, "h": 5, "d_ff": 7}]
-)
+@pytest.mark.parametrize("change", [{}, {"projection_biases": False, "N": 3, "h": 5}, {"positions": "learned"}])
 @pytest.mark.parametrize("sharing", ["all", "output", "none"])
 @pytest.mark.parametrize("target", [None, 31])
 def test_parameters_are_those_of_the_model(change: dict[str, object], sharing: str, target: int | None) -> None:

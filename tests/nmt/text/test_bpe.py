@@ -89,9 +89,7 @@ def test_the_time_of_a_long_word_is_nearly_linear() -> None:
 
 def test_a_word_may_hold_the_mark_of_a_words_end() -> None:
     merges = Merges(learn_merges({"a</w>": 9, "ba</w>": 9}, 20))
-    assert merges.split("a</w>") == ["a</w>"]
-    assert merges.split("x") == ["x"]
-    assert merges.split("aa") == ["a\n", "a"]
+    assert [merges.split(word) for word in ("a</w>", "x", "aa")] == [["a</w>"], ["x"], ["a\n", "a"]]
 
 
 def test_a_pair_that_was_learned_twice_has_its_first_rank() -> None:

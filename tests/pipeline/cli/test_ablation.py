@@ -27,9 +27,7 @@ def test_rows_are_scaled_together() -> None:
         return PLAN.params(row, 1)["overrides"]["model"]
 
     assert model("base") == {"N": 3, "d_model": 128, "d_ff": 512, "d_k": 16, "d_v": 16}
-    assert model("C-N2")["N"] == 1
-    assert model("A-h1")["d_k"] == 128
-    assert model("B-dk16")["d_k"] == 4
+    assert (model("C-N2")["N"], model("A-h1")["d_k"], model("B-dk16")["d_k"]) == (1, 128, 4)
     check_refusal("row C-N2: N of 2 is divided to 0", Plan("en-de", "sample", 4, 4, {}, "a").params, "C-N2", 1)
 
 

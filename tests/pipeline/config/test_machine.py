@@ -112,14 +112,10 @@ def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("visible", "expected"),
     [
-        (None, ["GPU-1a", "GPU-2b"]),
-        ("1", ["GPU-2b"]),
-        ("GPU-1", ["GPU-1a"]),
-        ("", []),
-        ("0, 1", ["GPU-1a", "GPU-2b"]),
-        ("MIG-3c", ["MIG-3c"]),
+        (None, ["GPU-1a", "GPU-2b"]), ("1", ["GPU-2b"]), ("GPU-1", ["GPU-1a"]), ("", []),
+        ("0, 1", ["GPU-1a", "GPU-2b"]), ("MIG-3c", ["MIG-3c"]),
     ],
-)
+)  # fmt: skip
 def test_gpus_are_those_that_cuda_shows(
     nvidia_smi: Path, monkeypatch: pytest.MonkeyPatch, visible: str | None, expected: list[str]
 ) -> None:

@@ -61,10 +61,8 @@ def test_every_row_of_table_3_with_what_the_paper_prints() -> None:
 
 
 def test_rows_differ_from_base_in_what_they_are_named_after_alone() -> None:
-    base = dict(rows.flat(rows.settings("base", "en-de")))
-    changed = {
-        name: {key for key, value in rows.flat(rows.settings(name, "en-de")) if value != base[key]} for name in PAPER
-    }
+    flat = {name: dict(rows.flat(rows.settings(name, "en-de"))) for name in PAPER}
+    changed = {name: {key for key, value in row.items() if value != flat["base"][key]} for name, row in flat.items()}
     assert changed["base"] == set()
     assert [rows.settings(name, "en-de")["training"]["shards"] for name in ("base", "big")] == [8, 8]
     assert changed["A-h16"] == {"model.h", "model.d_k", "model.d_v"}

@@ -38,16 +38,11 @@ def texts(tokens: list[Token], allowed: set[str]) -> Iterator[str]:
 
 
 SIGNS = st.sampled_from([*"\\`*_{}[]<>()#+-.!|~&:@/=\"'$^ \t\n\r\u00a00123abw", "http://", "&lt;", "www."])
-TEXT = st.one_of(
-    st.lists(SIGNS, max_size=12).map("".join),
-    st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")),
-)
+TEXT = st.lists(SIGNS, max_size=12).map("".join) | st.text(st.characters(codec="utf-8", exclude_characters="\0"))
 
 
 @given(TEXT)
-@example("[click](http://example.com)")
-@example("![i](http://example.com/i.svg)")
-@example("`code` ``` ~~struck~~ &lt;b&gt; &#42; <b> *a* __b__ a|b \\| \\")
+@example("[click](http://a.b) ![i](http://a.b/i.svg) `code` ``` ~~struck~~ &lt;b&gt; &#42; <b> *a* __b__ a|b \\| \\")
 @example("- a")
 @example("1. a")
 @example("12) a")

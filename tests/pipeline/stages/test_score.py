@@ -69,22 +69,14 @@ def test_every_number_stands_under_its_name() -> None:
         **{key: of_test[key] for key in same_key},
         **{f"valid_{key}": valid[key] for key in ("bleu", "bleu_signature", "bleu_paper_way")},
         **{key: TRAINING[key] for key in copied},
-        "bleu_set": "news14, 3 lines",
-        "bleu_paper_way": steps[3],
-        "bleu_paper_way_step_2": steps[1],
-        "bleu_paper_way_step_3": steps[2],
+        "bleu_set": "news14, 3 lines", "valid_bleu_set": "news13, 2 lines",
+        "bleu_paper_way": steps[3], "bleu_paper_way_step_2": steps[1], "bleu_paper_way_step_3": steps[2],
         "bleu_paper_way_steps": "sacreBLEU, 13a; Moses tokens; compounds split at hyphens; unicode quotes made plain",
-        "valid_bleu_set": "news13, 2 lines",
-        "valid_bleu_model": "last checkpoint",
-        "bleu_model": "mean of updates 5, 10",
-        "averaged_checkpoints": 2,
-        "devices": 8,
-        "sustained_flops": 9.5e12,
-        "sustained_flops_source": data_sheet("Tesla P100").source,
-        "train_flops_paper": 8 * 302400 * 9.5e12,
-        "train_flops_counted": 1e19,
+        "valid_bleu_model": "last checkpoint", "bleu_model": "mean of updates 5, 10", "averaged_checkpoints": 2,
+        "devices": 8, "sustained_flops": 9.5e12, "sustained_flops_source": data_sheet("Tesla P100").source,
+        "train_flops_paper": 8 * 302400 * 9.5e12, "train_flops_counted": 1e19,
         "model_flops_utilisation": 1e19 / (302400 * 8 * 10.6e12),
-    }
+    }  # fmt: skip
     assert _scores() == expected
     assert f"{expected['train_flops_paper']:.1e}" == "2.3e+19", "the paper's cost of big"
     assert valid["bleu"] < valid["paper_way_steps"][-2]["bleu"] != valid["bleu_paper_way"]

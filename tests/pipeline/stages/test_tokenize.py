@@ -84,9 +84,8 @@ def test_a_text_is_there_as_often_as_its_weight_says(here: Path, capsys: pytest.
 
 def test_overlap_counts_lines_of_the_set_by_side_and_is_seen_through_spaces(here: Path) -> None:
     write_sides(tokenize.RAW / "train.news", [("Is it here?", "Wo?"), ("Wo?", "A test.")])
-    write_sides(
-        tokenize.RAW / "train.web", [("Is  it here ?", "Ist es hier?"), ("No.", "Ein Test."), ("No.", "Ein  Test.")]
-    )
+    web = [("Is  it here ?", "Ist es hier?"), ("No.", "Ein Test."), ("No.", "Ein  Test.")]
+    write_sides(tokenize.RAW / "train.web", web)
     tokenize.run()
     stats = json.loads((tokenize.TOKENIZED / "stats.json").read_text(encoding="utf-8"))
     assert stats["corpora"]["news"]["overlap"] == overlap(test=(1, 0, 0))
