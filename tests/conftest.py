@@ -34,7 +34,7 @@ for number in (signal.SIGHUP, signal.SIGINT):
 
 # The shapes and types in nmt's signatures are checked while its own tests run; the hook must come before nmt is
 # imported.
-jaxtyping.install_import_hook("nmt", "typechecking.checked")
+jaxtyping.install_import_hook("nmt", "shared.checked")
 
 hypothesis.settings.register_profile("deterministic", derandomize=True, deadline=None, database=None, max_examples=50)
 # A mutant that fails is killed; the smallest example that shows it is not searched for.

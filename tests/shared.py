@@ -1,11 +1,15 @@
-"""What takes seconds to make, and one of pytest's processes makes for all."""
+"""What takes seconds to make, and one of pytest's processes makes for all; what checks types while tests run."""
 
 import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from beartype import BeartypeConf, beartype
 from filelock import FileLock
+
+checked = beartype(conf=BeartypeConf(is_pep484_tower=True))
+"""An int is a float, as it is to mypy."""
 
 
 def shared(tmp_path_factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:

@@ -1,7 +1,6 @@
 """Two nodes, rehearsed as two torchrun agents on loopback that share a folder: a node lost, and the host lost."""
 
 import json
-import sys
 from pathlib import Path
 
 import psutil
@@ -16,7 +15,6 @@ from nmt.training import checkpoint
 UPDATES = 120
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="its processes ask to die with their parents")
 @pytest.mark.timeout(1800)
 def test_a_lost_node_is_replaced_and_a_lost_host_ends_both_sides(
     tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch

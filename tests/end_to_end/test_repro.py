@@ -75,7 +75,6 @@ def published(finished: Clone) -> Any:
     """The run in MLflow, once all is there."""
     with connected(finished.folder / "work/mlflow.db") as client:
         experiment = client.get_experiment_by_name("wmt-en-de")
-        assert experiment is not None
         (run,) = client.search_runs([experiment.experiment_id])
         assert run.info.status in {"RUNNING", "FINISHED"}
         if run.info.status == "RUNNING":  # On a busy machine, the last stage does not wait until all is sent.

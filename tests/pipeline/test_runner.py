@@ -125,10 +125,7 @@ def test_interrupted_it_can_be_resumed(told: Told, capsys: pytest.CaptureFixture
 
 @pytest.mark.parametrize("first", [signal.SIGHUP, signal.SIGTERM])
 def test_a_closed_terminal_interrupts_once(told: Told, monkeypatch: pytest.MonkeyPatch, first: signal.Signals) -> None:
-    """It sends SIGHUP to the stage and to DVC, whose end sends SIGTERM; nothing can be printed there.
-
-    The training is still saving its state when the second signal comes.
-    """
+    """SIGHUP comes to the stage and to DVC, whose end sends SIGTERM while a state is saved; nothing can be printed."""
 
     def work() -> None:
         try:
@@ -155,10 +152,8 @@ INTERRUPTED = b"decode: interrupted (stopped by SIGTERM); run the same command a
 
 def python(folder: Path, *words: str, **options: Any) -> tuple[int, bytes]:
     """The exit status of a process of its own and what it says."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "DVC_STAGE": "decode"}
-    result = subprocess.run(
-        [sys.executable, *words], cwd=folder, env=environment, capture_output=True, check=False, **options
-    )
+    command, environment = [sys.executable, *words], {**os.environ, "PYTHONPATH": str(ROOT), "DVC_STAGE": "decode"}
+    result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, check=False, **options)
     return result.returncode, result.stderr
 
 

@@ -58,7 +58,6 @@ def test_parents_are_known_by_their_weights_and_give_subwords(tmp_path: Path, mo
 def test_the_folder_of_a_run_stands_for_its_average() -> None:
     shutil.copytree("parent", Path("run") / AVERAGE)
     start = resolved("run").training.start_from
-    assert start is not None
     assert (start.folder, parent_folder.find(start)) == ("run", Path("run") / AVERAGE)
 
 

@@ -88,7 +88,6 @@ def test_flows_report_when_their_worker_ends(tmp_path: Path, ended: str, deaf: s
     program = [sys.executable, str(tmp_path / "worker.py"), "worker", deaf]
     command = [sys.executable, "-m", "pipeline.flows.worker", *program]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout
         pids = dict(process.stdout.readline().split() for _ in range(2))
         worker, flow = (psutil.Process(int(pids[role])) for role in ("worker", "flow"))
         until(lambda: psutil.Process(process.pid).cpu_times(), "the wrapper")
