@@ -1,7 +1,4 @@
-"""dvc.yaml, params.yaml, the schema and the imports say the same: no stale result survives a change.
-
-And who may import what, and what a command imports before it answers.
-"""
+"""dvc.yaml, params.yaml, the schema and the imports agree: no stale result survives. And who may import what."""
 
 import ast
 import re
@@ -185,9 +182,8 @@ def test_training_needs_few_libraries_and_nothing_a_tool_of_the_tests() -> None:
     tools = {module for module, owners in packages_distributions().items() if names & set(owners)}
     assert {"pytest", "hypothesis", "jaxtyping", "beartype", "grimp", "mypy"} <= tools
     assert not names & {re.split(r"[<>=]", package)[0] for package in project["dependencies"]}
-    imported = {
-        (name, tool) for tool in tools & imports().modules for name in imports().find_modules_that_directly_import(tool)
-    }
+    importers = imports().find_modules_that_directly_import
+    imported = {(name, tool) for tool in tools & imports().modules for name in importers(tool)}
     # The second is copied beside an exported model, and imported there.
     copied = ("nmt.deployment.transformers_tokenizer", "transformers")
     assert imported == {("nmt.common.shapes", "jaxtyping"), copied}

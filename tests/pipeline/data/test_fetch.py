@@ -154,9 +154,7 @@ def test_which_statuses_may_pass(server: Server, part: Path, monkeypatch: pytest
     assert isinstance(caught.value, TransientError) == (code in {408, 425, 429, 500, 502, 503, 504})
 
 
-def test_gives_up_after_attempts_without_a_new_byte_and_growing_pauses(
-    server: Server, part: Path, pauses: list[float]
-) -> None:
+def test_gives_up_after_fruitless_attempts_and_growing_pauses(server: Server, part: Path, pauses: list[float]) -> None:
     for answer, said in ((status(503), "answers 503 Service "), (drop(1000, ranges=False), "broke off after 1,000 ")):
         server.answers = [drop(1000), *[answer] * 5]
         with pytest.raises(TransientError, match=f"^{said}.*, 5 times in a row$"):
@@ -211,9 +209,6 @@ def test_redirections_stay_on_http(server: Server, part: Path) -> None:
     with pytest.raises(TransientError, match="file:"):
         get(server.url, part, None)
     assert not part.exists()
-
-
-# The cache.
 
 
 def archive(*urls: str, content: bytes | None = CONTENT, md5: str | None = None, name: str = "a") -> ArchiveSettings:

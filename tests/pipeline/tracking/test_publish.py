@@ -122,9 +122,8 @@ def test_publishing_twice_changes_nothing(root: Path, monkeypatch: pytest.Monkey
     assert recorded(root)[0].info.status == "FINISHED"
 
 
-@pytest.mark.usefixtures("unregistered")
 def test_a_run_has_the_code_that_made_its_scores(
-    root: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    root: Path, unregistered: None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def commit() -> str:
         return str(recorded(root)[0].data.tags["commit"])
@@ -141,8 +140,7 @@ def test_a_run_has_the_code_that_made_its_scores(
     assert commit() == "second"
 
 
-@pytest.mark.usefixtures("unregistered")
-def test_a_lower_score_takes_the_place_of_a_higher_one(root: Path) -> None:
+def test_a_lower_score_takes_the_place_of_a_higher_one(root: Path, unregistered: None) -> None:
     """The user has mended how translations are scored, and runs the stage again, or goes back to the old way."""
     for score in (30.0, 29.5, 29.0, 30.0):
         write_results(bleu=score)
@@ -185,9 +183,8 @@ def test_results_of_other_files_are_not_published(root: Path) -> None:
     assert [run.info.status for run in recorded(root)] == ["KILLED"], "whatever is here"
 
 
-@pytest.mark.usefixtures("unregistered")
 def test_a_server_that_is_down_gets_everything_later(
-    root: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    root: Path, unregistered: None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     # Nothing listens on this port: connections are refused.
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://someone:{PASSWORD}@127.0.0.1:9")
@@ -219,8 +216,7 @@ def test_a_server_that_never_answers_is_not_waited_for(
     assert capfd.readouterr().err.count("did not take everything in 1 s; `wmt publish` completes the run") == 1
 
 
-@pytest.mark.usefixtures("unregistered")
-def test_a_stage_after_the_training_says_how_it_ended(root: Path) -> None:
+def test_a_stage_after_the_training_says_how_it_ended(root: Path, unregistered: None) -> None:
     write_results()
     publish.end("decode", "FAILED")
     assert recorded(root) == [], "nothing to say it of"

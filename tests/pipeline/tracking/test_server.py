@@ -34,10 +34,7 @@ def test_a_run_is_found_by_its_name_its_full_name_or_the_beginning_of_its_id(roo
 
 @pytest.mark.parametrize("given", ["sqlite:///{original}/own.db", "sqlite:///own.db", "", "a link"])
 def test_records_in_a_copy_outlive_it(root: Path, tmp_path: Path, given: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A queued experiment of DVC works in a copy, and the experiment's folder of artifacts is kept for ever.
-
-    A copy that others made may have a link to the folder `work`.
-    """
+    """DVC's queued experiments work in copies, others' may link to `work`; a folder of artifacts is kept for ever."""
     shutil.copyfile(root / "mlflow.db", tmp_path / "own.db")
     copy = tmp_path / "copy"
     shutil.copytree(tmp_path / "results", copy / "results")
