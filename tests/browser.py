@@ -1,15 +1,10 @@
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-
-if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Locator, Page
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 OPTIONS = [
@@ -20,22 +15,15 @@ PATIENCE = 60_000
 """Milliseconds that a page may take to do what a test waits for, on a busy machine."""
 
 HOSTILE = [
-    "</script><script>alert(1)</script>",
-    "<img src=x onerror=alert(1)>",
-    "<!--<script>",
-    "]]>{{ 7 * 7 }}${alert(1)}",
-    "\u202eright to left \u2067\u05d0\u05d1\u05d2",
-    "line\u2028separator\u2029",
-    "javascript:alert(1)",
-    "x" * 10_000,
-    "&lt;b&gt; &amp; \"quoted\" 'quoted'",
-    "\U0001f600 \U0010ffff",
-]
+    "</script><script>alert(1)</script>", "<img src=x onerror=alert(1)>", "<!--<script>", "]]>{{ 7 * 7 }}${alert(1)}",
+    "\u202eright to left \u2067\u05d0\u05d1\u05d2", "line\u2028separator\u2029", "javascript:alert(1)",
+    "x" * 10_000, "&lt;b&gt; &amp; \"quoted\" 'quoted'", "\U0001f600 \U0010ffff",
+]  # fmt: skip
 """Text that a page must show and never run."""
 
 
 @contextmanager
-def chromium() -> Iterator[Browser]:
+def chromium() -> Iterator[Any]:
     """The system's Chromium; skips the test where there is none."""
     program = next(filter(None, map(shutil.which, NAMES)), None)
     if program is None:
@@ -49,7 +37,7 @@ def chromium() -> Iterator[Browser]:
 
 
 @contextmanager
-def opened(browser: Browser, path: Path, **options: Any) -> Iterator[Page]:
+def opened(browser: Any, path: Path, **options: Any) -> Iterator[Any]:
     """The page of a file. Fails afterwards if a script failed or was refused, or if anything else was requested."""
     address = path.as_uri()
     allowed = (address, "data:image/svg+xml", "blob:", "about:srcdoc")
@@ -67,20 +55,20 @@ def opened(browser: Browser, path: Path, **options: Any) -> Iterator[Page]:
     assert not problems, problems
 
 
-def expect(locator: Locator) -> Any:
+def expect(locator: Any) -> Any:
     """Playwright's assertions, which wait; importing them takes as long as it does to import a browser's driver."""
     from playwright.sync_api import expect as assertions
 
     return assertions(locator)
 
 
-def open_sections(page: Page) -> None:
+def open_sections(page: Any) -> None:
     """Open all sections and wait until their views are built."""
     page.evaluate("document.querySelectorAll('details').forEach((section) => { section.open = true; })")
     expect(page.locator("[data-ready]")).to_have_count(page.locator("[data-view]").count(), timeout=PATIENCE)
 
 
-def findings(page: Page) -> list[tuple[str, str]]:
+def findings(page: Any) -> list[tuple[str, str]]:
     """The findings of axe: rule and element. The page has to be opened with bypass_csp."""
     from axe_playwright_python.sync_playwright import Axe
 

@@ -1,18 +1,13 @@
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import pytest
 from browser import chromium
 
-if TYPE_CHECKING:
-    from playwright.sync_api import Browser
-
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
+def browser() -> Iterator[Any]:
     """Not of the session: while it runs, no test can start an event loop."""
     with chromium() as started:
         yield started

@@ -1,12 +1,10 @@
 """`wmt compare`: two runs side by side. tests/pipeline/tracking/test_server.py fetches them from MLflow."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import yaml
@@ -20,18 +18,12 @@ from pipeline.tracking import server
 
 REFERENCES = [f"der Mann {number} sieht einen alten Hund im Garten" for number in range(60)]
 SCORES = {"bleu_low": 1.0, "bleu_high": 99.0, "bleu_set": "test, 60 lines", "valid_ppl": 5.0}
-if TYPE_CHECKING:
-    from playwright.sync_api import Browser
-
 Make = Callable[..., None]
 
 
 @pytest.fixture
 def make(empty_repository: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
-    """Make a run, whose full name ends with `-id`.
-
-    `wrong` of its lines are translated wrongly; `parsed` are its lines in place of translations.
-    """
+    """Make a run, called `name`-id: `wrong` of its lines are translated wrongly; or `parsed` are its lines."""
     Path("results").mkdir()
 
     def fetch(name: str, files: Sequence[str], folder: Path) -> tuple[str, list[Path]]:
@@ -62,7 +54,7 @@ def make(empty_repository: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     return made
 
 
-def test_two_runs_are_compared_line_by_line(make: Make, browser: Browser, tmp_path: Path) -> None:
+def test_two_runs_are_compared_line_by_line(make: Make, browser: Any, tmp_path: Path) -> None:
     make("one", wrong=40, seed=1)
     make("two", wrong=0, seed=2, N=3, bleu=95.0)
     said = printed("compare", "one", "two", "--output", "pages/compared.html")
@@ -145,7 +137,7 @@ def test_a_run_is_compared_with_the_results_in_this_folder(make: Make) -> None:
     assert printed("compare", "one").startswith("sample-mine-s1 (here) against one-id: +0.00 ")
 
 
-def test_parses_are_compared_by_f1_with_a_paired_bootstrap(make: Make, browser: Browser, tmp_path: Path) -> None:
+def test_parses_are_compared_by_f1_with_a_paired_bootstrap(make: Make, browser: Any, tmp_path: Path) -> None:
     gold = "(S (NP (D the) (N dog)) (VP (V sees) (NP (D a) (N man))))"
     flat = "(S (NP (D the) (N dog)) (V sees) (D a) (N man))"
     scores = {"f1_low": 1.0, "f1_high": 99.0, "f1_set": "trees, 60 lines"}

@@ -1,12 +1,10 @@
 """The report's page in Chromium: what it shows, how one uses it, and that hostile text does nothing."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,9 +13,6 @@ from browser import HOSTILE, expect, findings, open_sections, opened
 from pipeline.report import figures, page, sentences
 from pipeline.report.page import Bars, Block, Bullets, Figure, Heading, Paragraph, Table, Tiles, View
 from pipeline.report.sentences import Line
-
-if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
 
 
 def lines(count: int = 3003) -> list[Line]:
@@ -90,7 +85,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def shown(browser: Browser, report: Path) -> Iterator[Page]:
+def shown(browser: Any, report: Path) -> Iterator[Any]:
     """That page as one opens it."""
     with opened(browser, report) as opened_page:
         yield opened_page
@@ -98,7 +93,7 @@ def shown(browser: Browser, report: Path) -> Iterator[Page]:
 
 @pytest.mark.parametrize(("scheme", "size"), [("light", (390, 844)), ("dark", (1280, 900))], ids=["phone", "desktop"])
 def test_hostile_text_is_shown_as_it_is_and_axe_finds_nothing(
-    browser: Browser, report: Path, scheme: Any, size: tuple[int, int]
+    browser: Any, report: Path, scheme: Any, size: tuple[int, int]
 ) -> None:
     viewport: Any = {"width": size[0], "height": size[1]}
     with opened(browser, report, color_scheme=scheme, viewport=viewport, bypass_csp=True) as shown:
@@ -111,7 +106,7 @@ def test_hostile_text_is_shown_as_it_is_and_axe_finds_nothing(
         assert findings(shown) == []
 
 
-def test_lines_are_found_ordered_and_marked(shown: Page) -> None:
+def test_lines_are_found_ordered_and_marked(shown: Any) -> None:
     open_sections(shown)
     section = shown.locator("[data-view=translations]")
     rows, search = section.locator(".lines > li"), section.get_by_role("searchbox")
@@ -126,15 +121,14 @@ def test_lines_are_found_ordered_and_marked(shown: Page) -> None:
     section.get_by_role("combobox", name="Order").select_option("best")
     assert "line 301" in (rows.first.text_content() or "")
     marks = rows.first.locator("mark").all_text_contents()
-    assert set(marks) <= {"cat", "cat cat", "cat cat cat"}
-    assert marks
+    assert set() < set(marks) <= {"cat", "cat cat", "cat cat cat"}
     section.get_by_role("combobox", name="Lines").select_option("exact")
     search.fill("")
     equal = sum(line.output == line.reference for line in lines())
     expect(section.get_by_text(f"{equal:,} of 3,003 lines")).to_be_visible()
 
 
-def test_every_line_can_be_scrolled_to(shown: Page) -> None:
+def test_every_line_can_be_scrolled_to(shown: Any) -> None:
     shown.locator("summary", has_text="Translations").click()
     shown.locator("[data-view=translations]").get_by_role("combobox", name="Order").select_option("set")
     # At once as lines are added, as a key that is held down does.
@@ -147,7 +141,7 @@ def test_every_line_can_be_scrolled_to(shown: Page) -> None:
     shown.wait_for_selector(".lines > li:nth-child(300)")
 
 
-def test_attention_is_that_of_the_arrays(shown: Page) -> None:
+def test_attention_is_that_of_the_arrays(shown: Any) -> None:
     open_sections(shown)
     view = shown.locator("[data-view=attention]")
     said, queries = view.locator(".hint[aria-live]"), view.locator("p.queries .word")
@@ -178,7 +172,7 @@ def test_attention_is_that_of_the_arrays(shown: Page) -> None:
     assert keys.all_text_contents() == HOSTILE[:4]
 
 
-def test_one_slides_through_the_training(shown: Page) -> None:
+def test_one_slides_through_the_training(shown: Any) -> None:
     open_sections(shown)
     view = shown.locator("[data-view=learning]")
     texts, slider = view.locator("dd"), view.get_by_role("slider")
@@ -193,7 +187,7 @@ def test_one_slides_through_the_training(shown: Page) -> None:
     expect(view.get_by_role("button", name="Watch it learn")).to_be_visible()
 
 
-def test_a_chart_is_read_and_zoomed_by_mouse_and_keyboard(shown: Page) -> None:
+def test_a_chart_is_read_and_zoomed_by_mouse_and_keyboard(shown: Any) -> None:
     shown.wait_for_selector("header [data-ready]")
     chart = shown.locator("header .chart")
     drawing, legend = chart.locator("svg"), chart.locator(".legend")
@@ -228,7 +222,7 @@ def test_a_chart_is_read_and_zoomed_by_mouse_and_keyboard(shown: Page) -> None:
     assert not reset.is_visible()
 
 
-def test_a_chart_names_the_ends_of_its_axes_and_draws_single_points(browser: Browser, tmp_path: Path) -> None:
+def test_a_chart_names_the_ends_of_its_axes_and_draws_single_points(browser: Any, tmp_path: Path) -> None:
     one = figures.Panel("One", "update", {"a": [(7.0, 3.0)]})
     falling = figures.Panel("Falling", "update", {"": [(14.0, 4741.0), (1400.0, 1.5)]}, logarithmic=True)
     path = tmp_path / "page.html"
@@ -242,7 +236,7 @@ def test_a_chart_names_the_ends_of_its_axes_and_draws_single_points(browser: Bro
         assert shown.locator(".chart").last.locator("circle").count() == 1
 
 
-def test_a_link_opens_its_section_at_the_top_and_a_line_has_an_address(shown: Page) -> None:
+def test_a_link_opens_its_section_at_the_top_and_a_line_has_an_address(shown: Any) -> None:
     shown.get_by_role("link", name="Attention").click()
     shown.wait_for_selector("[data-view=attention][data-ready]")
     assert shown.locator("details[id][open]").count() == 1
@@ -255,7 +249,7 @@ def test_a_link_opens_its_section_at_the_top_and_a_line_has_an_address(shown: Pa
     expect(shown.get_by_text("The set has no line 99999: it has 3,003.")).to_be_visible()
 
 
-def test_everything_is_printed(shown: Page) -> None:
+def test_everything_is_printed(shown: Any) -> None:
     shown.emulate_media(media="print")
     shown.evaluate("dispatchEvent(new Event('beforeprint'))")
     assert shown.locator("details[id]:not([open])").count() == 0
@@ -266,7 +260,7 @@ def test_everything_is_printed(shown: Page) -> None:
     shown.wait_for_selector(".lines > li")
 
 
-def test_it_works_in_a_frame_that_may_only_run_scripts(browser: Browser, report: Path, tmp_path: Path) -> None:
+def test_it_works_in_a_frame_that_may_only_run_scripts(browser: Any, report: Path, tmp_path: Path) -> None:
     """As MLflow shows the HTML files among a run's artifacts: from a blob."""
     outer, inner = tmp_path / "outer.html", json.dumps(report.read_text(encoding="utf-8")).replace("<", "\\u003c")
     source = f"URL.createObjectURL(new Blob([{inner}], {{ type: 'text/html' }}))"
@@ -279,7 +273,7 @@ def test_it_works_in_a_frame_that_may_only_run_scripts(browser: Browser, report:
         inside.locator("[data-view=attention][data-ready]").wait_for()
 
 
-def test_without_javascript_the_page_can_be_read(browser: Browser, report: Path) -> None:
+def test_without_javascript_the_page_can_be_read(browser: Any, report: Path) -> None:
     with opened(browser, report, java_script_enabled=False) as shown:
         assert shown.locator("header noscript img, header img").count() == 1
         shown.locator("summary", has_text="Translations").click()
