@@ -43,10 +43,7 @@ def tarball(members: Mapping[str, bytes], mode: str = "w:gz") -> bytes:
 
 
 def write_tiny_corpus(folder: Path, *, further: bool = False) -> None:
-    """Write the catalog `tiny` into a repository: sixty pairs of the same words, or of their flat trees.
-
-    With `further` the validation text is a second test set, too: `tinymedical`.
-    """
+    """Write the catalog `tiny`: sixty pairs of the same words, or flat trees; `further` adds the set `tinymedical`."""
     chance, sides = random.Random(5), {}
     for name, lines in (("train", 60), ("valid", 4), ("test", 4)):
         text = [chance.choices(WORDS.split(), k=chance.randrange(3, 9)) for _ in range(lines)]

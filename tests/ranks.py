@@ -43,10 +43,7 @@ def _rank(rank: int, size: int, folder: Path, store: str, home: Path | None, tar
 
 
 def _server() -> multiprocessing.context.ForkServerContext:
-    """The server that ranks are forked from; it has imported what takes seconds.
-
-    The first optimizer imports torch._dynamo, and a process imports its parent's main module, which is pytest.
-    """
+    """The server that ranks are forked from; it has imported what their first optimizer does, and their main module."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["nmt.training.loop", "torch._dynamo", "pytest"])
     before = os.environ.get("PYTHONPATH")

@@ -15,10 +15,7 @@ ADDRESS = r"http://127\.0\.0\.1:\d+"
 
 @contextmanager
 def rclone(folder: Path) -> Iterator[dict[str, str]]:
-    """`rclone serve s3` on a folder, whose sub-folders are the buckets, until the end.
-
-    Yields the variables by which clients of S3 find it, and nothing else of the user's.
-    """
+    """`rclone serve s3` on a folder of buckets; yields the variables by which clients find it, without the user's."""
     (folder / BUCKET).mkdir(parents=True, exist_ok=True)
     log = folder.with_suffix(".log")
     command = ["rclone", "serve", "s3", str(folder), "--addr", "127.0.0.1:0", "--auth-key", f"{KEY},{SECRET}"]

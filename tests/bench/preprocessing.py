@@ -82,7 +82,7 @@ def run_stage(name: str) -> dict[str, Any]:
     started = time.perf_counter()
     result: dict[str, Any] = {}
     if name in ("count", "learn"):
-        paths = [learn_subwords.TOKENIZED / f"train.{language}" for language in ("en", "de")]
+        paths = [TOKENIZED / f"train.{language}" for language in ("en", "de")]
         with executor(sum(path.stat().st_size for path in paths)) as pool:
             counts = sum((learn_subwords.count_words(path, pool) for path in paths), Counter[str]())
         result["words"] = len(counts)

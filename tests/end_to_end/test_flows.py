@@ -52,10 +52,7 @@ def orchestra(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Orchestra]:
 
 @pytest.fixture(scope="module")
 def first(orchestra: Orchestra, request: pytest.FixtureRequest) -> str:
-    """The id of a run that `prefect` began by a short name.
-
-    It was typed in another folder, in an environment that has the file which `make setup` installs there.
-    """
+    """The id of a run that `prefect` began by a short name, in another folder, with a file of `make setup`."""
     # Not an argument: of the session, it would be made before the servers start.
     finished: Clone = request.getfixturevalue("finished")
     local = orchestra.clone.folder / ".dvc/config.local"

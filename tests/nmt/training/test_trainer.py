@@ -218,9 +218,8 @@ def test_random_streams_differ_by_seed_update_and_shard_alone(tiny_job: MakeJob)
 class Products(TorchDispatchMode):
     """The types of the operands of products of two matrices, forward and backward, and their number.
 
-    On a CPU those of attention are float32 always.
-
-    Refuses operations on tensors of two devices, apart from copies and from numbers.
+    On a CPU those of attention are float32 always. Refuses operations on tensors of two devices, apart from copies and
+    from numbers.
     """
 
     def __init__(self) -> None:
@@ -297,9 +296,7 @@ def test_out_of_memory_is_told_from_other_errors() -> None:
         ("base", {"updates": 1500}, False), ("base", {"updates": 1500, "r_drop": 5.0}, True),
     ],
 )  # fmt: skip
-def test_what_ends_sooner_than_a_compilation_is_not_compiled(
-    row: str, changed: dict[str, float], compiled: bool
-) -> None:
+def test_what_ends_sooner_than_a_compilation_is_not_compiled(row: str, changed: dict[str, Any], compiled: bool) -> None:
     settings = row_settings(row, "en-de")
     settings["training"] |= {"precision": "bfloat16", **changed}
     assert is_long(Job.model_validate({**settings, "vocabulary": 37_056, "corpus": ""})) is compiled

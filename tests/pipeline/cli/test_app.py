@@ -42,8 +42,6 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("names", COMMANDS, ids=" ".join)
 def test_every_help_holds_an_example_that_is_right(names: tuple[str, ...]) -> None:
     output = re.sub(r" +$", "", printed(*names, "--help"), flags=re.MULTILINE)
-    for line in re.findall(r"^ (\S.*)(?=\n \S)", output.split("Example:")[0], re.MULTILINE):
-        assert len(line) > 50, "broken before the terminal's width"
     example = output.split(" Example:\n", maxsplit=1)[1].split("\n\n", maxsplit=1)[0]
     typed = [shlex.split(line) for line in re.findall(r"^ +wmt (.*)$", example.replace("\\\n", ""), re.MULTILINE)]
     assert typed

@@ -103,7 +103,6 @@ def test_workers_end_with_a_killed_parent(tmp_path: Path) -> None:
     )
     command, environment = [sys.executable, script], {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment) as parent:
-        assert parent.stdout is not None
         worker = psutil.Process(int(parent.stdout.readline()))
         parent.kill()
     wait_for(lambda: is_over(worker))

@@ -47,8 +47,8 @@ def sentences(count: int, longest: int) -> list[tuple[str, str]]:
 @pytest.fixture
 def here(here: Path, subwords: Subwords) -> Path:
     """A folder with tokenised text, subwords and a resolved configuration."""
-    write_sides(binarize.TOKENIZED / "train", sentences(300, 16))
-    write_sides(binarize.TOKENIZED / "valid", [("the house ☃", "das Haus"), ("", "neu " * 50), ("low", "niedrig")])
+    write_sides(TOKENIZED / "train", sentences(300, 16))
+    write_sides(TOKENIZED / "valid", [("the house ☃", "das Haus"), ("", "neu " * 50), ("low", "niedrig")])
     subwords.save(binarize.SUBWORDS)
     configure(data_section("x"), binning=BINNING.model_dump())
     return here
@@ -126,7 +126,7 @@ def test_ids_are_as_wide_as_the_vocabulary_needs(tmp_path: Path, multiple_of: in
 
 
 def test_nothing_kept_is_refused_and_leaves_nothing(here: Path) -> None:
-    write_sides(binarize.TOKENIZED / "train", [("low " * 40, "neu")])
+    write_sides(TOKENIZED / "train", [("low " * 40, "neu")])
     check_refusal(r"each of the 1 training pairs has more than 30 subwords .* raise it", binarize.run)
     assert sorted(path.name for path in Path("data").iterdir()) == ["subwords", "tokenized"]
 
@@ -134,13 +134,13 @@ def test_nothing_kept_is_refused_and_leaves_nothing(here: Path) -> None:
 def test_characters_without_subwords_are_warned_of_and_refused(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_sides(binarize.TOKENIZED / "train", [*sentences(15, 9), ("the ☃ ☃ я", "neu ☃")])
+    write_sides(TOKENIZED / "train", [*sentences(15, 9), ("the ☃ ☃ я", "neu ☃")])
     binarize.run()
     assert "% of the training subwords are <unk>: the parent's lack ☃ я" in capsys.readouterr().err
     stats = (binarize.BINNED / "stats.json").read_text()
-    write_sides(binarize.TOKENIZED / "train", [("я я я ☃", "the house")])
+    write_sides(TOKENIZED / "train", [("я я я ☃", "the house")])
     check_refusal(r"are <unk>: the parent's lack я ☃: start from a parent that has them", binarize.run)
     assert (binarize.BINNED / "stats.json").read_text() == stats
     monkeypatch.setattr(binarize, "PAIRS", 1)  # of which the characters are counted
-    write_sides(binarize.TOKENIZED / "train", [("the", "house"), ("я я я", "house")])
+    write_sides(TOKENIZED / "train", [("the", "house"), ("я я я", "house")])
     check_refusal(r"are <unk>: the parent's lack characters of later lines: start", binarize.run)

@@ -252,8 +252,6 @@ def test_iwslt14_comes_from_fairseqs_archive() -> None:
     assert raw["test.tst2012.en"] == "tst2012 & en\n"
 
 
-# Treebanks.
-
 BANK = "( (S (NP-SBJ (NNP Ann)) (VP (VBZ runs) (NP (-NONE- *))) (. .)) )\n(S (NP (-NONE- *)))\n(TOP (NP (NN dog)))\n"
 
 

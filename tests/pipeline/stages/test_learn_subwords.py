@@ -17,7 +17,7 @@ TARGET = ["das untere Haus ist neu", "leer", "neuere Häuser sind niedriger", "n
 @pytest.fixture
 def here(here: Path) -> Path:
     """A folder with tokenised text."""
-    write_sides(learn_subwords.TOKENIZED / "train", list(zip(SOURCE, TARGET, strict=True)))
+    write_sides(TOKENIZED / "train", list(zip(SOURCE, TARGET, strict=True)))
     return here
 
 
@@ -34,7 +34,7 @@ def test_words_are_kept_by_their_number(here: Path, capsys: pytest.CaptureFixtur
 
 
 def test_counts_are_the_same_for_any_number_of_workers(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    paths = [learn_subwords.TOKENIZED / f"train.{language}" for language in ("en", "de")]
+    paths = [TOKENIZED / f"train.{language}" for language in ("en", "de")]
     expected = Counter(word for line in SOURCE + TARGET for word in line.split())
     assert sum((learn_subwords.count_words(path, ONE_THREAD) for path in paths), Counter()) == expected
     monkeypatch.setattr(learn_subwords, "LINES", 5)

@@ -167,9 +167,7 @@ def test_a_state_needs_its_marker(store: sync.StateStore, make: Make, monkeypatc
 @pytest.mark.parametrize(
     "name", ["/etc/cron.d/x", "../../x", "resume/update-00000005/../../x", "resume/x/y", "job.yaml", "checkpoints/.x"]
 )
-def test_a_marker_that_names_other_files_is_refused(
-    store: sync.StateStore, make: Make, url: str, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_a_marker_that_names_other_files_is_refused(store: sync.StateStore, make: Make, name: str) -> None:
     here = make("here")
     save(here, 5)
     store.push(here)
@@ -275,10 +273,7 @@ def test_a_store_that_cannot_be_used_is_one_sentence_without_credentials(
     use(monkeypatch, {**s3, "WMT_STATE": f"s3://{BUCKET}/x", **variables})
     with pytest.raises(OSError, match=rf"//.* cannot be used \({sentence}.*check the addr") as caught:
         sync.launch_with_store(make("here"), lambda: None)
-    text = str(caught.value)
-    assert "\n" not in text
-    assert SECRET not in text
-    assert "of-mine" not in text
+    assert [part for part in ("\n", SECRET, "of-mine") if part in str(caught.value)] == []
 
 
 @pytest.mark.parametrize("url", ["s3://key:secret@bucket/x", "s3://bucket?token=secret"])

@@ -549,7 +549,6 @@ REFUSED: list[tuple[Tamper, str, str]] = [
     (lambda: resealed(lambda content: content.update(mine=1)), "", "is no certificate (mine is 1; extra inputs "),
     (lambda: resealed(lambda content: content["training"].update(mine=1)), "", "is no certificate (training.mine"),
     (lambda: resealed(lambda content: content["training"].update(state="../..")), "", "(training.state is '../..'"),
-    (lambda: resealed(lambda content: content["training"]["job"].update(training={})), "", "(`training.job.training."),
     (lambda: resealed(lambda content: content["training"].update(links=[])), "", "(training.links is []"),
     (lambda: None, "--updates 12", "--updates is '12': it must be A:B with 0 <= A < B <= 24, as 0:20"),
     (lambda: None, "--updates 5:3", "--updates is '5:3': it must be A:B with 0 <= A < B <= 24, as 0:20"),
