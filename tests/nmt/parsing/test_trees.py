@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from refusals import check_refusal
 
 from nmt.parsing.delinearisation import ALONE, LEAST, _partners, align, delinearise
-from nmt.parsing.trees import LINEARISATIONS, TAG, Linearisation, Tree, escape, linearise, normalise, read_trees
+from nmt.parsing.trees import LINEARISATIONS, TAG, Linearisation, Tree, bare, escape, linearise, normalise, read_trees
 
 JOHN = "(S (NP (NNP John)) (VP (VBZ has) (NP (DT a) (NN dog))) (. .))"
 
@@ -79,6 +79,7 @@ def test_traces_function_tags_and_the_outer_label_are_removed_and_counted() -> N
     kept = "(S (NP (PRP He)) (VP (VBD was) (VP (VBN seen) (PRN (-LRB- -LRB-) (NP (NN today)) (-RRB- -RRB-)))) (. .))"
     assert str(tree) == kept
     assert removed == {"traces": 3, "constituents of traces alone": 3, "function tags": 3, "outer labels": 1}
+    assert [bare(label) for label in ("NP-SBJ-1", "NP=2", "-LRB-", "PRP$")] == ["NP", "NP", "-LRB-", "PRP$"]
 
 
 def test_both_linearisations_of_a_tree() -> None:
