@@ -28,6 +28,7 @@ from nmt.text import subwords
 from nmt.text.moses import Moses
 from nmt.text.settings import SubwordSettings, TokenizerSettings
 from pipeline.config import rows
+from pipeline.config.paths import TOKENIZED
 from pipeline.config.sections import load_section
 from pipeline.data.blocks import executor
 from pipeline.stages import learn_subwords

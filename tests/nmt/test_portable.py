@@ -14,7 +14,6 @@ import torch
 import yaml
 from clones import ROOT
 from model_folders import folder_of
-from refusals import check_refusal
 from torch import Tensor
 from torch.nn import functional as F
 from trainings import MakeJob, hashes, run, stopped

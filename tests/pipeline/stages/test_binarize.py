@@ -13,6 +13,7 @@ from refusals import check_refusal
 from nmt.ids import EOS
 from nmt.text.settings import BinningSettings, SubwordSettings
 from nmt.text.subwords import Subwords, learn
+from pipeline.config.paths import TOKENIZED
 from pipeline.data import blocks
 from pipeline.stages import binarize
 from pipeline.stages.binarize import bin_uppers

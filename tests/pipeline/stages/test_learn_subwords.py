@@ -8,6 +8,7 @@ import pytest
 from data_stages import ONE_THREAD, check_full_disk, configure, data_section, write_sides
 
 from pipeline.config import rows
+from pipeline.config.paths import TOKENIZED
 from pipeline.stages import learn_subwords
 
 SOURCE = ["the lower house is new", "", "newer houses  are lower", "low and new"] * 3
