@@ -17,6 +17,7 @@ from pathlib import Path
 from nmt.common.files import read_yaml, scratch_folder
 from nmt.common.processes import UNRECORDED, UNUSABLE, end, start
 from nmt.errors import InputError
+from nmt.flops import parameters
 from nmt.model_settings import ModelSettings
 from nmt.training.settings import TrainingSettings
 from pipeline.config import machine
@@ -60,6 +61,16 @@ def process_count(shards: int, needed: int = 0, threads: int = 1) -> int:
     if count < gpus:
         print(f"training uses {count} of {gpus} GPUs: training.shards is {shards}, and the processes must divide it")
     return count
+
+
+def check_memory(weights: int, count: int) -> None:
+    """Raise InputError if the weights, their gradients and both moments alone exceed the memory of the device."""
+    needed = 4 * 4 * weights * (1 if machine.gpus() else count)  # float32
+    if needed > (memory := machine.memory()):
+        raise InputError(
+            f"weights, gradients and Adam's moments of this model take {needed / 2**30:,.1f} GiB, but the device has "
+            f"{memory / 2**30:,.1f} GiB: lower model.d_model, model.d_ff, model.N or the vocabulary"
+        )
 
 
 def nodes() -> tuple[int, int, str | None]:
@@ -145,6 +156,7 @@ def torchrun(folder: Path, watch: Callable[[], None], threads: int = 0) -> int:
     machine.hide_gpus_if_portable(training.arithmetic)
     rows = settings["vocabulary"], settings.get("target_vocabulary")
     count = process_count(training.shards, process_memory(model, training, rows), threads)
+    check_memory(parameters(model, *rows), count)
     variables = environment(count) | ({"OMP_NUM_THREADS": str(threads)} if threads else {})
     process = start(command(count, folder), env=variables)
     try:

@@ -176,6 +176,26 @@ signal.pause()
 """
 
 
+@pytest.mark.parametrize("gpus", [0, 1])
+def test_a_model_larger_than_the_memory_is_refused_before_torchrun_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_job: MakeJob, gpus: int
+) -> None:
+    here(gpus, monkeypatch)
+    monkeypatch.setenv("WMT_PROCESSES", "1")
+    monkeypatch.setattr(machine.os, "sysconf", lambda name: 2**18)  # 64 GiB in all
+    monkeypatch.setattr(machine, "CGROUP", Path("without groups"))
+    monkeypatch.setattr(launch, "command", lambda *_: ["true"])
+
+    def train(d_ff: int) -> int:
+        job = tiny_job(shards=1)
+        job["model"] |= {"N": 100, "d_ff": d_ff}  # 6.4 thousand parameters a unit, with 16 bytes each
+        (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
+        return launch.torchrun(tmp_path, lambda: None)
+
+    assert train(8_000) == 0
+    check_refusal(r"take 98\.\d GiB, but the device has (64\.0|79\.6) GiB: lower model\.", train, 1_000_000)
+
+
 def test_an_error_in_watching_ends_torchrun_with_time_for_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_job: MakeJob
 ) -> None:
