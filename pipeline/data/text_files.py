@@ -74,6 +74,8 @@ def pairs(files: Files, languages: tuple[str, str]) -> Iterator[Pair | Bad]:
 def _pair(lines: Sequence[bytes]) -> Pair | Bad:
     texts = []
     for side, line in enumerate(lines):
+        if len(line) > 4 * LONGEST:  # `_lines` may have cut it inside a character.
+            return Bad("over-long", f"has more than {LONGEST:,} characters", side)
         try:
             text = line.decode().removesuffix("\n").removesuffix("\r").removeprefix("\ufeff")
         except UnicodeDecodeError as error:
@@ -107,13 +109,18 @@ def _only_file(path: Path, _mode: str) -> IO[bytes]:
 
 def _lines(path: Path) -> Iterator[bytes]:
     with _opened(path) as stream:
-        yield from stream
+        # The rest of an over-long line, which may be the whole file, is not kept.
+        while line := stream.readline(5 * LONGEST):
+            rest = line
+            while rest and not rest.endswith(b"\n"):
+                rest = stream.readline(5 * LONGEST)
+            yield line
 
 
 def _units(path: Path, languages: tuple[str, str]) -> Iterator[Pair | Bad]:
     """Yield the translation units of a TMX that has both languages; markup inside segments is left out.
 
-    A file whose entities are other files is refused.
+    Entities that the file declares are not expanded, and nothing else is read.
     """
     from lxml import etree
 
@@ -122,7 +129,7 @@ def _units(path: Path, languages: tuple[str, str]) -> Iterator[Pair | Bad]:
     units = 0
     with _opened(path) as stream:
         try:
-            for _, unit in etree.iterparse(stream, tag="{*}tu", resolve_entities="internal", remove_comments=True):
+            for _, unit in etree.iterparse(stream, tag="{*}tu", resolve_entities=False, remove_comments=True):
                 texts: dict[str, str] = {}
                 for version in unit.iterchildren("{*}tuv"):
                     tag = (version.get(_LANGUAGE) or version.get("lang") or "").replace("_", "-").lower()
@@ -131,10 +138,13 @@ def _units(path: Path, languages: tuple[str, str]) -> Iterator[Pair | Bad]:
                     text = " ".join("".join(part for seg in version.iter("{*}seg") for part in seg.itertext()).split())
                     if fitting := [code for code in codes if tag == code or tag.startswith(f"{code}-")]:
                         texts.setdefault(max(fitting, key=len), text)  # of sr and sr-latn the latter
+                torn = next(unit.iter(etree.Entity), None)
                 while unit.getprevious() is not None:  # Free what was read.
                     del unit.getparent()[0]
                 unit.clear()
-                if len(texts) == 2:
+                if torn is not None:
+                    yield Bad("entity", f"has the entity {torn.text}, which is not expanded")
+                elif len(texts) == 2:
                     units += 1
                     yield _pair([texts[code].encode() for code in codes])
                 else:
