@@ -36,9 +36,10 @@ def tokenizers(
 
 
 def learn(source: Mapping[str, int], target: Mapping[str, int], settings: SubwordSettings) -> tuple[Subwords, Subwords]:
-    """Learn one vocabulary, one object, from both sides. With `target: closed`, learn subwords from the source alone.
+    """Learn one vocabulary from both sides, and return it twice.
 
-    Each token of a closed target becomes one symbol. Raises InputError where a side has no words.
+    With `target: closed`, subwords are learned from the source alone, and each token of the target becomes one symbol.
+    Raises InputError where a side has no words.
     """
     if settings.target == "joint":
         joint = subwords.learn(Counter(source) + Counter(target), settings)

@@ -39,7 +39,10 @@ AVX512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 
 def has_own_backward(x: Tensor) -> bool:
-    """Return whether gradients are computed here and in `nmt.fused`: on CPUs, in float32 or autocast, not portable."""
+    """Return whether gradients are computed here and in `nmt.fused`: on CPUs, in float32 and under autocast.
+
+    Not in portable arithmetic, which replaces torch's functions.
+    """
     known = x.dtype == torch.float32 or (x.dtype == torch.bfloat16 and torch.is_autocast_enabled("cpu"))
     return x.is_cpu and known and not has_torch_function((x,))
 

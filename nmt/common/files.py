@@ -119,7 +119,7 @@ def output_file(path: Path, *inputs: Path) -> Path:
 
 @contextmanager
 def scratch_folder(path: Path) -> Iterator[Path]:
-    """Yield an empty temporary folder beside `path`, removed at the end; those of killed processes go first."""
+    """Yield an empty temporary folder beside `path`, and remove it at the end, as those of killed processes before."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = _temporary(path)
     temporary.mkdir()

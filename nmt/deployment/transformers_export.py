@@ -41,7 +41,7 @@ _SPACE = "\u2581"
 
 
 def export(folder: Path, out: Path, dtype: Quantization = "float32", run: Mapping[str, Any] | None = None) -> None:
-    """Write the folder `out`, with `run` in its model card; raise InputError if MarianMT cannot be such a model."""
+    """Write the folder `out`, with `run` in its model card; raise InputError if MarianMT cannot represent the model."""
     model = LoadedModel(folder, torch.device("cpu"))
     description, subwords = model.description, model.subwords
     settings, search, words = description.model, description.search, description.tokenizer

@@ -1,4 +1,4 @@
-"""The tokenizer of a model exported to transformers, which has this module, and nmt as an archive, in its folder."""
+"""The tokenizer of a model exported to transformers: its folder has a copy of this module, and nmt as an archive."""
 
 from __future__ import annotations
 

@@ -116,8 +116,8 @@ class Moses:
         if _JUNK.search(line):
             words = _JUNK.sub("", " ".join(words)).split()
         text = " ".join(words)
-        # sacremoses tokenises lines where a rule sees more than a word: two rules overlap in the space of `' '`, dots
-        # become DOTMULTI, and at the ends of a line apostrophes and commas have no neighbour.
+        # sacremoses itself tokenises lines with `' '`, where two rules overlap; with DOTMULTI, its mark for dots; or
+        # with an apostrophe or a comma at an end, which lacks a neighbour.
         if "' '" in text or "DOTMULTI" in text or text.startswith(("'", ",")) or text.endswith("'"):
             aggressive = self._settings.aggressive_hyphens
             return " ".join(self._tokenizer.tokenize(line, aggressive_dash_splits=aggressive, escape=False))

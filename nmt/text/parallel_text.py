@@ -137,7 +137,10 @@ def read_parallel_blocks(source: Path, target: Path, pairs: int) -> Iterator[tup
 
 
 def parallel(source: Path, target: Path) -> Iterator[tuple[str, str]]:
-    """Yield the pairs of a parallel text; raise InputError as `read_parallel_blocks`, and where it is not UTF-8."""
+    """Yield the pairs of a parallel text.
+
+    Raises InputError if the text is not UTF-8, or the sides have different numbers of lines, or none.
+    """
     for source_block, target_block in read_parallel_blocks(source, target, _LINES):
         yield from zip(source_block.lines(), target_block.lines(), strict=True)
 

@@ -196,7 +196,7 @@ class Attempt:
             self.save()
 
     def save(self) -> None:
-        """Save the state on the main rank, which alone decides when: clocks differ. All must have collected before."""
+        """Save the state on the main rank, which alone decides when. Every rank must have called `collect` before."""
         self._saved = time.monotonic()
         trainer = self.trainer
         if trainer.world.main:

@@ -73,7 +73,10 @@ class Trainer:
         self.stop_requested = False
 
     def compile(self) -> None:
-        """Compile layers and loss, for any size: fuses what lies between products. On CPUs it gains little."""
+        """Compile the layers and the loss, for any batch size and length: fuses what lies between matrix products.
+
+        Not done on CPUs, where it gains little and is slow to start.
+        """
         self.compiled = True
         # Sizes of blocks that are equal by chance would be compiled as one.
         torch.fx.experimental._config.use_duck_shape = False
@@ -124,7 +127,10 @@ class Trainer:
         return updates(corpus, *plan, *part, range(self.update + 1, last + 1), self.job.model.h)
 
     def step(self, update: Update) -> None:
-        """Sum an update's gradients over shards and ranks, divide once by all target tokens, step Adam with Eq. 3."""
+        """Train on an update: sum gradients over shards and ranks, divide once by all target tokens, step Adam.
+
+        The learning rate is Eq. 3.
+        """
         self.model.train()
         self.optimizer.zero_grad(set_to_none=self.overlapped is None)
         gradients = self.overlapped or Gradients(self.parameters, self.world)

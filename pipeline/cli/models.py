@@ -255,7 +255,7 @@ def _run_of(model: Path) -> dict[str, Any] | None:
     root = model.resolve().parent.parent
     if not (root / CERTIFICATE).exists():
         return None
-    certificate = read_json(root / CERTIFICATE)
+    certificate = read_json(root / CERTIFICATE, "files", "settings", "seal")
     paths = {str(AVERAGE / WEIGHTS): model / WEIGHTS, str(SCORES): root / SCORES}
     if any(not path.exists() or certificate["files"].get(name) != sha256_of(path) for name, path in paths.items()):
         return None

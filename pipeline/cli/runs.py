@@ -206,6 +206,7 @@ def _compared(name: str, folder: Path) -> list[Compared]:
         remedy = "finish it with `dvc repro`, then `wmt publish`, or choose another"
         raise InputError(f"the run {name} has no scores: {remedy}")
     metrics, configuration = read_json(scores), read_yaml(config)
+    read_json(scores, task_in(metrics).key)
     name = f"{resolution.name(configuration)} (here)" if name == HERE else name
     settings, written = dict(flat(configuration)), sentences.read(lines)
     general = {key: value for key, value in metrics.items() if not key.startswith(tuple(task.key for task in TASKS))}

@@ -13,7 +13,7 @@ RWLOCK = Path(".dvc/tmp/rwlock")
 
 
 def mend_locks(repository: Path = Path()) -> bool:
-    """Remove DVC's file of locks if no process in it works here, as after a kill; return whether.
+    """Remove DVC's file of locks if no process that it names works here, as after a kill; return whether it did.
 
     DVC refuses to work with a file that a full disk cut, and waits for any process that has the number of a killed one.
     """

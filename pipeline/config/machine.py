@@ -45,7 +45,7 @@ def gpus() -> list[Gpu]:
     if visible is None:
         return installed
     chosen = [part.strip() for part in visible.split(",")]
-    # CUDA uses one slice of a GPU at most, and nvidia-smi does not list it here. GPUs that have some are 8.0 or newer.
+    # CUDA uses one slice of a GPU at most, and nvidia-smi does not list it here. GPUs with slices are 8.0 or newer.
     slices = [part for part in chosen if part.startswith("MIG-")]
     if installed and slices:
         return [Gpu(slices[0], "MIG slice", "unknown memory", "8.0")]

@@ -84,12 +84,14 @@ def status_file(stage: str) -> Path:
     return Path(".dvc/tmp/status") / f"{stage}.json"
 
 
-def read_json(path: Path, remedy: str = "run `dvc repro` to make it again") -> dict[str, Any]:
-    """Return the JSON object in a file; raise InputError with `remedy` if it is missing or damaged."""
+def read_json(path: Path, *keys: str, remedy: str = "run `dvc repro` to make it again") -> dict[str, Any]:
+    """Return the JSON object in a file; raise InputError with `remedy` if it is missing, is none, or lacks `keys`."""
     try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path} cannot be read ({error}): {remedy}") from error
+    if not isinstance(content, dict) or not content.keys() >= {*keys}:
+        raise InputError(f"{path} is no JSON object with {', '.join(keys) or 'keys'}: {remedy}")
     return content
 
 

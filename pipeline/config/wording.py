@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from humanize import precisedelta
@@ -20,7 +19,7 @@ _OUT_OF_MEMORY = re.compile(
 
 
 def sentence(error: BaseException) -> str | None:
-    """Return an error of the user's, of files and disks, or of memory in one sentence; None for a fault of ours."""
+    """Return one sentence for an error of the user, a file, a disk or memory; None for any other: it is our fault."""
     if isinstance(error, InputError):
         return str(error)
     if isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(str(error)):
@@ -32,9 +31,10 @@ def sentence(error: BaseException) -> str | None:
         return None
     if error.errno in FULL_DISK:
         # Of a copy to a full disk not the source, which it names first.
-        where = error.filename2 or error.filename or f"the disk of {Path.cwd()}"
-        return f"{error.strerror}: {where}; make room and run again: nothing half-written is left"
-    return f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error)
+        where = error.filename2 or error.filename
+        kept = f": {where}; make room and run again: nothing half-written is left" if where else "; make room"
+        return f"{error.strerror}{kept}"
+    return f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error) or None
 
 
 def score_and_interval(scores: Mapping[str, Any], key: str, digits: int = 1) -> tuple[str, str]:

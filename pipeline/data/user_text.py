@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from nmt.common.files import sha256_of, write_text, writing
+from nmt.common.files import output_file, sha256_of, write_text, writing
 from nmt.errors import InputError
 from nmt.parsing.trees import read_trees
 from nmt.schema import TREE
@@ -54,6 +54,7 @@ def add(
     the two files of a role are one treebank: sentences and trees are made of it.
     """
     catalog, folder = _free(name, pair, force)
+    output_file(catalog, *chain(*paths.values()))
     texts = {role: _texts(role, given, pair) for role, given in paths.items() if given}
     lacking = [role for role in HELD_OUT if role not in texts]
     trees = sides(pair)[1] == TREE
@@ -108,8 +109,8 @@ def _free(name: str, pair: str, force: bool) -> tuple[Path, Path]:
 def _texts(role: str, paths: Sequence[Path], pair: str) -> dict[str, Files]:
     """Return the texts of a role by name: `train`, or `train-1` and on, or `test.news` and on by their first files.
 
-    Raises InputError where a file is missing or alone, or no treebank given twice, and where the name of one of several
-    test sets is another's or has other characters than a catalog's.
+    Raises InputError where a file is missing or alone, or no treebank given twice, where two test sets have one name,
+    and where a name has characters that a catalog's may not have.
     """
     rest, texts = list(paths), list[Files]()
     while rest:

@@ -32,6 +32,8 @@ from pipeline.config.resolution import Params, read_params
 from pipeline.config.rows import merge_sections
 
 DVC = (sys.executable, "-m", "dvc")
+WAIT = 30.0
+"""Seconds to wait for another process' lock of a copy: it may just remove what a killed one left."""
 GRACE = 90.0
 """Seconds between SIGTERM and SIGKILL: more than a training stage gives its processes to save their state."""
 PRINTED = Path(".dvc/tmp/printed")
@@ -47,12 +49,12 @@ def made(original: Path, name: str, changes: Mapping[str, Any]) -> Iterator[Path
     """
     folder = (original / state_root()).absolute() / "copies"
     folder.mkdir(parents=True, exist_ok=True)
-    for left in folder.glob("*.lock"):
+    for left in folder.glob("[!.]*.lock"):
         with suppress(Timeout), FileLock(left, blocking=False, fallback_to_soft=False):
             _remove(left.with_suffix(""))
     copy = folder / name
     try:
-        lock = FileLock(f"{copy}.lock", fallback_to_soft=False).acquire(timeout=1.0)
+        lock = FileLock(f"{copy}.lock", fallback_to_soft=False).acquire(timeout=WAIT)
     except Timeout as error:
         raise InputError(f"{name} is at work already: wait for its end") from error
     with lock:

@@ -6,6 +6,7 @@ import heapq
 from pathlib import Path
 
 from nmt.common.files import writing
+from nmt.errors import InputError
 from nmt.inference import attention_maps
 from nmt.inference.loading import LoadedModel
 from nmt.text.parallel_text import parallel
@@ -25,7 +26,10 @@ FIGURES = (
 
 
 def choose_pairs(source: Path, target: Path, count: int) -> list[tuple[str, str]]:
-    """Return at most `count` pairs of raw lines: the paper's sentences, sources of 6 to 15 words, then the shortest."""
+    """Return at most `count` pairs of raw lines: the paper's sentences, sources of 6 to 15 words, then the shortest.
+
+    Raises InputError where no source line has text.
+    """
 
     def rank(pair: tuple[str, str]) -> tuple[int, int]:
         if pair[0].strip() in FIGURES:
@@ -35,7 +39,10 @@ def choose_pairs(source: Path, target: Path, count: int) -> list[tuple[str, str]
         # Attention grows with the square of the length, and these may be whole documents.
         return len(FIGURES) + 1, len(pair[0]) + len(pair[1])
 
-    return heapq.nsmallest(count, (pair for pair in parallel(source, target) if pair[0].strip()), key=rank)
+    chosen = heapq.nsmallest(count, (pair for pair in parallel(source, target) if pair[0].strip()), key=rank)
+    if not chosen:
+        raise InputError(f"{source} has no line with text: give a validation set that has")
+    return chosen
 
 
 def run() -> None:

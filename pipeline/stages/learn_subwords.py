@@ -41,10 +41,11 @@ def run() -> None:
     data = load_section("data", DataSettings)
     settings = load_section("subwords", SubwordSettings)
     check_versions("subword_nmt", "sentencepiece")
-    start, parent = load_section("training", TrainingSettings).start_from, None
+    start = load_section("training", TrainingSettings).start_from
     paths = [tokenized("train", language) for language in (data.source, data.target)[: 1 if start else 2]]
     with executor(sum(path.stat().st_size for path in paths)) as pool:
         source, *others = (count_words(path, pool) for path in paths)
+    parent = None
     if start is not None:
         parent = parent_folder.find(start) / SUBWORDS.name
         ours, theirs = codec.load(parent)

@@ -314,7 +314,7 @@ def fetch_artifacts(name: str, files: Sequence[str], folder: Path) -> tuple[str,
 
         fitting = [full for full, run in named.items() if name and fits(full, run)]
         if len(fitting) != 1:
-            raise InputError(f"{name!r} names {len(fitting)} runs of MLflow's: {nearest(name, fitting or named)}")
+            raise InputError(f"{name!r} names {len(fitting)} of MLflow's runs: {nearest(name, fitting or named)}")
         run_id = named[fitting[0]].info.run_id
         for file in {file.path for file in client.list_artifacts(run_id)}.intersection(files):
             client.download_artifacts(run_id, file, str(folder))

@@ -127,7 +127,8 @@ def measured_rate(configuration: Configuration, corpus: CorpusSize, seconds: flo
     rows = max(1, (positions if device.type == "cuda" else min(positions, 512)) // length)
     ids = torch.randint(4, min(vocabulary, job.output_rows), (rows, length))
     batch = Batch(pack_tensor(ids, model.h), pack_tensor(ids, model.h), ids.flatten())
-    sums = LengthSums(rows, rows * length, rows * length, *(rows * length**2 for _ in range(3)))
+    squared = rows * length**2
+    sums = LengthSums(rows, rows * length, rows * length, squared, squared, squared)
     update = Update(number=1, first=0, shards=[batch], sums=sums, padded=2 * rows * length)
     trainer.step(update)  # warms up
     times: list[float] = []

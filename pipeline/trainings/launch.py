@@ -74,7 +74,7 @@ def check_memory(weights: int, count: int) -> None:
 
 
 def nodes() -> tuple[int, int, str | None]:
-    """Return the least and the most nodes of `$WMT_NODES`, by default 1, and `$WMT_RENDEZVOUS`, on the first node."""
+    """Return the least and the most nodes of `$WMT_NODES`, by default 1, and the first node of `$WMT_RENDEZVOUS`."""
     value, rendezvous = os.environ.get("WMT_NODES", "1"), os.environ.get("WMT_RENDEZVOUS")
     match = re.fullmatch(r"([1-9]\d*)(?::([1-9]\d*))?", value)
     least, most = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)

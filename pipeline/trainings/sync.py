@@ -12,7 +12,6 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -118,7 +117,8 @@ class StateStore:
         with scratch_folder(folder / "sync") as scratch:
             self.files.get(names, [str(scratch / name) for name in names])
             # The states that are here may be of other weights than those of the machine that trained on.
-            shutil.rmtree(folder / "resume", ignore_errors=True)
+            with contextlib.suppress(FileNotFoundError):
+                os.replace(folder / "resume", scratch / "replaced")
             # The state comes last: a kill before leaves none.
             for path in (*scratch.glob("checkpoints/*"), *scratch.glob("*.jsonl"), *scratch.glob("resume/*")):
                 target = folder / path.relative_to(scratch)

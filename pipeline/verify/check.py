@@ -38,7 +38,7 @@ STATED = (
     *("updates", "params", "vocabulary", "precision", "valid_loss", "valid_ppl"),
     *("pairs", "source_tokens", "target_tokens", "padding", "flops_counted"),
 )
-"""What training.json says that is no time: the second line's keys only a whole training tells."""
+"""Keys of training.json that are no times. Only a whole training can check those of the second line."""
 
 
 class Remake:
@@ -222,17 +222,15 @@ def trained_again(certificate: Certificate, again: Remake) -> Finding:
     root, summary = again.folder, again.folder / paths.TRAINING
     if not summary.exists():
         return Finding("train", "inconclusive", "nothing that training made is here")
-    stated, measured = (
-        {f"{paths.TRAINING}: {key}": content.get(key) for key in STATED}
-        for content in (read_json(summary), certificate.measured)
-    )
-    write_json(summary, certificate.measured)
+    of_training, measured = read_json(summary), certificate.measured
+    numbers = difference(*({key: content.get(key) for key in STATED} for content in (of_training, measured)))
+    write_json(summary, measured)
     made, recorded = (
         {path: hashed for path, hashed in files.items() if Path(path) not in timed}
         for files in (again.hashes("train", root), again.recorded["train"])
     )
     cut = early(certificate, load_section("training", TrainingSettings, root / paths.CONFIG), root)
-    if problem := difference(made, recorded) or cut or difference(stated, measured):
+    if problem := difference(made, recorded) or cut or (numbers and f"{paths.TRAINING}: {numbers}"):
         return Finding("train", "differs", problem)
     return Finding(
         "train", "recomputed", f"{len(made)} files, the last weights {certificate.training.links[-1].weights}"

@@ -52,7 +52,7 @@ class Training:
             problems = [f"{path} is not the state after update {at:,} of the chain" for at, path in changed.items()]
             return Finding("states", "differs", "; ".join(problems))
         if not self.kept.keys() - {self.last} and self.job["training"].get("keep_states"):
-            return Finding("states", "inconclusive", f"{self.folder} keeps none: random parts cannot begin")
+            return Finding("states", "inconclusive", f"{self.folder} keeps no earlier one: random parts cannot begin")
         return Finding("states", "equal", f"{len(saved)} in {self.folder}")
 
     def _is_recorded(self, update: int, path: Path) -> bool:
@@ -108,7 +108,7 @@ class Training:
     def retrain(
         self, start: int, end: int, corpus: Path, outputs: Path | None = None
     ) -> tuple[list[Link], list[history.Record]]:
-        """Train the updates after `start` up to `end` again; return chain and history. `outputs`: as of `retrained`."""
+        """Train the updates after `start` up to `end` again; return chain and history. `outputs`: see `retrained`."""
         # Beside the kept states, so that they become hard links there.
         with scratch_folder(state_root().resolve() / "replay") as scratch:
             (folder := scratch / self.folder.name).mkdir()

@@ -83,6 +83,14 @@ def test_members_of_any_size_stream(tmp_path: Path) -> None:
         tracemalloc.stop()
 
 
+def test_what_is_no_archive(tmp_path: Path) -> None:
+    for content in (b"", b"<html>", b"x" * 2000):
+        (tmp_path / "a").write_bytes(content)
+        assert not is_archive(tmp_path / "a")
+        with pytest.raises(BROKEN):
+            read(tmp_path / "a", "a")
+
+
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("kind", ["w:", "w:gz", "zip"])
 @settings(max_examples=40, deadline=None)

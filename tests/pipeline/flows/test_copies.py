@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import IO, Any
@@ -14,6 +15,7 @@ import psutil
 import pytest
 from agents import is_over
 from clones import ROOT, commit, git
+from filelock import FileLock
 
 from nmt.errors import InputError
 from pipeline.flows import copies
@@ -64,6 +66,7 @@ def test_changes_travel_and_new_values_leave_the_comments(original: Path, monkey
         with copies.made(original, "two", {}) as other:
             assert "row: big" not in (other / "params.yaml").read_text()
             assert copy.exists()
+            monkeypatch.setattr(copies, "WAIT", 0.1)
             refused(original, "^one is at work already")
         assert copy.exists()
     assert left(original) == []
@@ -159,6 +162,20 @@ def test_a_copy_in_which_nothing_runs_is_removed(original: Path, ran: bool) -> N
         (folder / "printed").touch()
     with copies.made(original, "one", {}) as copy:
         assert (copy / "params.yaml").exists()
+
+
+def test_a_copy_that_another_run_removes_is_waited_for(original: Path) -> None:
+    """And a lock that an earlier version left is no copy's."""
+    folder = original / "work/copies"
+    folder.mkdir(parents=True)
+    (folder / ".lock").touch()
+    other = FileLock(folder / "one.lock", thread_local=False)
+    other.acquire()
+    threading.Timer(1.0, other.release).start()
+    with copies.made(original, "one", {}) as copy:
+        assert not other.is_locked
+        assert (copy / "params.yaml").exists()
+    assert left(original) == [".lock"]
 
 
 def test_the_lock_of_a_command_is_one_of_network_file_systems(original: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,5 +102,5 @@ def test_the_best_checkpoints_are_averaged(capsys: pytest.CaptureFixture[str]) -
     assert values(average.AVERAGE)["norm.bias"] == {200.0}
     assert not capsys.readouterr().out
     assert averaged_best(4, losses) == "mean of updates 100, 200, 300"
-    assert "average: averaging.best is 4, but training left 3 (" in capsys.readouterr().out
+    assert "average: averaging.best is 4, but training left 3 with a validation (" in capsys.readouterr().out
     assert averaged_best(2, {150: 1.0}) == "last update"
