@@ -131,7 +131,6 @@ def result(folder: Path, updates: int) -> dict[str, Any]:
     path = checkpoint.latest_resume(folder)
     assert path is not None
     assert path.name == f"update-{updates:08d}"
-    assert len(list((folder / "resume").iterdir())) == 1
     assert not list(folder.rglob(".*"))
     done = json.loads((folder / "done.json").read_text())
     curve = [
@@ -140,6 +139,7 @@ def result(folder: Path, updates: int) -> dict[str, Any]:
     ]
     files = [path / tensors.WEIGHTS, path / "optimizer.safetensors", *checkpoint.checkpoints(folder / "checkpoints")]
     return {
+        "states": sorted(path.name for path in (folder / "resume").iterdir()),
         "files": {file.name: file.read_bytes() for file in files},
         "curve": curve,
         "done": {key: done[key] for key in ("updates", "pairs", "target_tokens", "valid_loss", "padding")},
@@ -149,7 +149,13 @@ def result(folder: Path, updates: int) -> dict[str, Any]:
 def short_job(tiny_job: MakeJob, updates: int, **training: Any) -> dict[str, Any]:
     """It saves its state after every update."""
     return tiny_job(
-        updates=updates, validate_every=3, checkpoint_every=2, keep_checkpoints=2, resume_minutes=1e-9, **training
+        updates=updates,
+        validate_every=3,
+        checkpoint_every=2,
+        keep_checkpoints=2,
+        keep_states=2,
+        resume_minutes=1e-9,
+        **training,
     )
 
 
