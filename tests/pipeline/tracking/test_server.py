@@ -25,11 +25,11 @@ def test_a_run_is_found_by_its_name_its_full_name_or_the_beginning_of_its_id(roo
         assert (full, scores.read_text(), lines.exists()) == (f"one-{one[:8]}", "{}", False)
         assert [path.name for path in (tmp_path / str(number)).iterdir()] == ["scores.json"], "what was asked for"
     said = check_refusal(
-        "^'same' names 2 runs of MLflow's: .*valid are same-", server.fetch_artifacts, "same", [], tmp_path / "same"
+        "^'same' names 2 of MLflow's runs: .*valid are same-", server.fetch_artifacts, "same", [], tmp_path / "same"
     )
     assert all(run[:8] in said for run in same)
     all_runs = rf"valid are same-\w+, same-\w+, one-{one[:8]}$"
-    check_refusal(f"^'' names 0 runs of MLflow's: {all_runs}", server.fetch_artifacts, "", [], tmp_path / "none")
+    check_refusal(f"^'' names 0 of MLflow's runs: {all_runs}", server.fetch_artifacts, "", [], tmp_path / "none")
 
 
 @pytest.mark.parametrize("given", ["sqlite:///{original}/own.db", "sqlite:///own.db", "", "a link"])
