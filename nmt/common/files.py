@@ -119,7 +119,7 @@ def output_file(path: Path, *inputs: Path) -> Path:
 
 @contextmanager
 def scratch_folder(path: Path) -> Iterator[Path]:
-    """Yield an empty temporary folder beside `path`, and remove it at the end, as those of killed processes before."""
+    """Remove what killed processes left, yield an empty temporary folder beside `path`, and remove it at the end."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = _temporary(path)
     temporary.mkdir()

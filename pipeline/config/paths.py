@@ -91,7 +91,8 @@ def read_json(path: Path, *keys: str, remedy: str = "run `dvc repro` to make it 
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path} cannot be read ({error}): {remedy}") from error
     if not isinstance(content, dict) or not content.keys() >= {*keys}:
-        raise InputError(f"{path} is no JSON object with {', '.join(keys) or 'keys'}: {remedy}")
+        needed = f" with {', '.join(keys)}" if keys else ""
+        raise InputError(f"{path} holds no JSON object{needed}: {remedy}")
     return content
 
 

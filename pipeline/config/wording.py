@@ -32,8 +32,8 @@ def sentence(error: BaseException) -> str | None:
     if error.errno in FULL_DISK:
         # Of a copy to a full disk not the source, which it names first.
         where = error.filename2 or error.filename
-        kept = f": {where}; make room and run again: nothing half-written is left" if where else "; make room"
-        return f"{error.strerror}{kept}"
+        remedy = f": {where}; make room and run again: nothing half-written is left" if where else "; make room"
+        return f"{error.strerror}{remedy}"
     return f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error) or None
 
 
