@@ -34,6 +34,7 @@ run: setup
 
 # The page as a folder for a static host.
 pages:
+	@test -e results/report.html || { echo "make: there is no results/report.html: run \`make run\` first" >&2; exit 1; }
 	@rm -rf pages/figures && mkdir -p pages && cp -rLf results/figures pages && cp -f results/report.html pages/index.html && echo "pages/index.html"
 
 # The notebook in Jupyter, which the lock does not have. The second target writes its outputs, which GitHub shows.
@@ -122,5 +123,6 @@ soak: setup
 	@$(VENV) pytest -n 0 -s tests/soak
 
 # Delete what stages and set-up made, except DVC's cache of finished stages and the state of runs in work/.
+# What is yours stays: other models, and the pages of `wmt compare` and `wmt ablation`.
 clean:
-	rm -rf data/raw data/tokenized data/subwords data/binned models results .venv
+	sed -nE 's;^ +- ((data/(raw|tokenized|subwords|binned)|models|results)[^: ]*).*;\1;p' dvc.yaml | xargs rm -rf .venv

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import pyarrow as pa
 import torch
 
 from nmt import codec
-from nmt.common.files import sha256_of
+from nmt.common.files import output_file, sha256_of
 from nmt.common.tensors import WEIGHTS, load_tensors
 from nmt.errors import InputError, explained
 from nmt.ids import EOS
@@ -51,6 +53,8 @@ TRAINING: Mapping[str, Any] = {
 """The regime of section 5, in one shard."""
 LONGEST = 256
 """The most subwords of a sentence, its end included."""
+LOCK = "lock"
+"""The file, in the folder of a training, that its process locks."""
 Pairs = Sequence[Sequence[str]]
 """Two lists: sentences, and their translations in the same order."""
 
@@ -76,14 +80,15 @@ def fit(  # noqa: PLR0913 - settings, by name
     Pairs with an empty side, or more than 256 subwords (LONGEST) on one, are dropped.
     `start_from`, a model folder, gives first weights, languages, tokenizer, subwords and sizes. `<folder>.training`
     holds the training until its end: after a kill, the same call resumes it. Raises InputError if `folder` exists or
-    `<folder>.training` is of other text or settings, the lists of `pairs` or `valid` differ in length, all of their
-    pairs are dropped, a setting is wrong, Moses is chosen for text that it does not restore, or the model to start from
-    is missing, is a parser or has other sizes.
+    cannot be written, `<folder>.training` is another process's or of other text or settings, the lists of `pairs` or
+    `valid` differ in length, all of their pairs are dropped, a setting is wrong, Moses is chosen for text that it does
+    not restore, or the model to start from is missing, is a parser or has other sizes.
     """
     folder = Path(folder).resolve()
     if folder.exists():
         raise InputError(f"{folder} exists: give the name of a new folder")
     work = folder.with_name(f"{folder.name}.training")
+    output_file(work / "made_of")
     if "start_from" in (training or {}):
         raise InputError("training.start_from is the pipeline's: `fit` itself has the argument start_from")
     parent = None if start_from is None else Path(start_from)
@@ -111,15 +116,29 @@ def fit(  # noqa: PLR0913 - settings, by name
     settings = job.model_dump(exclude={"corpus": True, "training": {"start_from": {"folder"}}})  # no path of a folder
     decisive = settings, languages, tokenised, vocabulary.symbols(range(vocabulary.used_rows))
     made_of = hashlib.sha256(repr(decisive).encode()).hexdigest()
-    _fill(work, made_of, vocabulary, batches, parent)
     description = ModelDescription(
         source=languages[0], target=languages[1], vocabulary=vocabulary.size, tokenizer=words, model=job.model,
         search=SEARCH, origin={"made by": "nmt.fit", "updates": job.training.updates},
     )  # fmt: skip
-    seen_words.save(work / "subwords", seen_words.count(tokenised[0][0]), languages[0], parent and parent / "subwords")
-    save_model(folder, _trained(job, work), description, work / "subwords")
-    shutil.rmtree(work)
+    with _locked(work):
+        _fill(work, made_of, vocabulary, batches, parent)
+        seen = seen_words.count(tokenised[0][0])
+        seen_words.save(work / "subwords", seen, languages[0], parent and parent / "subwords")
+        save_model(folder, _trained(job, work), description, work / "subwords")
+        shutil.rmtree(work)
     return Translator(folder)
+
+
+@contextmanager
+def _locked(work: Path) -> Iterator[None]:
+    """Hold the folder of a training for this process alone; raise InputError where another one trains in it."""
+    work.mkdir(parents=True, exist_ok=True)
+    with (work / LOCK).open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(f"another process trains in {work}: wait for its end, or name another folder") from None
+        yield
 
 
 def _fill(
@@ -127,9 +146,9 @@ def _fill(
 ) -> None:
     """Write what a training reads into its folder; raise InputError if that is of other text or settings."""
     known = work / "made_of"
-    if work.exists() and not (known.exists() and known.read_text(encoding="utf-8") == made_of):
+    recorded = known.read_text(encoding="utf-8") if known.exists() else None
+    if recorded != made_of and {path.name for path in work.iterdir()} != {LOCK}:
         raise InputError(f"{work} holds a training of other text or settings: name another folder, or remove that one")
-    work.mkdir(parents=True, exist_ok=True)
     known.write_text(made_of, encoding="utf-8")
     vocabulary.save(work / "subwords")
     if parent:

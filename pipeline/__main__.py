@@ -92,7 +92,10 @@ def run(name: str) -> NoReturn:
         module = importlib.import_module(f"pipeline.stages.{name}")
         started = time.monotonic()
         module.run(*arguments_of(name))
-        print(summary(name, time.monotonic() - started), flush=True)
+        try:
+            print(summary(name, time.monotonic() - started), flush=True)
+        except OSError:  # Its reader is gone, as in `dvc repro | head`; the stage's work is done. Python flushes again.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         publish.finish(name)
         report_status(name, "done")
         ignore_signals()

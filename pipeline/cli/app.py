@@ -6,6 +6,7 @@ completion are fast. Stages are run by `python -m pipeline STAGE`, not from here
 
 from __future__ import annotations
 
+import signal
 import sys
 from inspect import cleandoc
 from typing import Any
@@ -77,4 +78,8 @@ def wmt() -> None:
 
 def main() -> None:
     spare_imports()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_DFL:  # Not under nohup.
+            # An exception, as at Ctrl-C: what is half written is removed.
+            signal.signal(number, lambda number, _: sys.exit(128 + number))
     app(prog_name="wmt")

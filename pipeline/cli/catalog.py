@@ -94,8 +94,8 @@ def add_catalog(
 ) -> None:
     """Write a catalog of your own text: two plain UTF-8 files, one segment per line, a TSV of two columns, or a TMX.
 
-    Each may end in .gz, .xz or .zip. For en-tree give each treebank, a plain file in Penn bracketing whose name ends in
-    .mrg, as both sides: `--train train.mrg train.mrg`.
+    Each may end in .gz, .bz2, .xz or .zip. For en-tree give each treebank, a plain file in Penn bracketing whose name
+    ends in .mrg, as both sides: `--train train.mrg train.mrg`.
 
     \b
     Example:

@@ -10,10 +10,10 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from nmt.common.files import sha256_of
 from nmt.inference.options import LONGEST, WINDOW, Quantization, Split, TranslationOptions
 from nmt.schema import Precision
-from pipeline.config.paths import AVERAGE, CERTIFICATE, SCORES, read_json
+from pipeline.cli.repository import certificate_of
+from pipeline.config.paths import AVERAGE, SCORES, read_json
 
 app = typer.Typer()
 
@@ -253,11 +253,8 @@ def _run_of(model: Path) -> dict[str, Any] | None:
     from nmt.common.tensors import WEIGHTS
 
     root = model.resolve().parent.parent
-    if not (root / CERTIFICATE).exists():
-        return None
-    certificate = read_json(root / CERTIFICATE, "files", "settings", "seal")
-    paths = {str(AVERAGE / WEIGHTS): model / WEIGHTS, str(SCORES): root / SCORES}
-    if any(not path.exists() or certificate["files"].get(name) != sha256_of(path) for name, path in paths.items()):
+    certificate = certificate_of(root, {AVERAGE / WEIGHTS: model / WEIGHTS, SCORES: root / SCORES})
+    if certificate is None:
         return None
     licences = dict.fromkeys(archive["licence"] for archive in certificate["settings"]["data"]["archives"])
     return {**read_json(root / SCORES), "licences": list(licences), "certificate": certificate["seal"]}

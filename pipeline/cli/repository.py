@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from nmt.common.files import sha256_of
 from nmt.errors import InputError
-from pipeline.config.paths import CATALOGS, DVC_YAML, read_json, status_file
+from pipeline.config.paths import CATALOGS, CERTIFICATE, DVC_YAML, read_json, status_file
 
 
 def check_folder() -> None:
@@ -30,3 +33,13 @@ def running_stage() -> str | None:
         if status["state"] == "running" and command.exists() and path.stem.encode() in command.read_bytes():
             return path.stem
     return None
+
+
+def certificate_of(root: Path, files: Mapping[Path, Path]) -> dict[str, Any] | None:
+    """Return the certificate of the run in `root` if it is of these files, by their paths in the run; else None."""
+    if not (root / CERTIFICATE).exists():
+        return None
+    certificate = read_json(root / CERTIFICATE, "files", "settings", "seal")
+    hashes = certificate["files"]
+    fits = all(file.exists() and hashes.get(str(name)) == sha256_of(file) for name, file in files.items())
+    return certificate if fits else None

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
-import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,7 +15,7 @@ from nmt.common.files import output_file, read_yaml, write_text, writing
 from nmt.common.processes import is_held
 from nmt.errors import InputError
 from nmt.task import TASKS, task_in
-from pipeline.cli.repository import check_folder, check_lock, running_stage
+from pipeline.cli.repository import certificate_of, check_folder, check_lock, running_stage
 from pipeline.config import paths, resolution, wording
 from pipeline.config.locks import mend_locks
 from pipeline.config.paths import CONFIG, SCORES, read_json, state_root
@@ -44,7 +42,7 @@ def summary() -> None:
     """
     check_folder()
     scores = read_json(SCORES)
-    configuration, verb = read_yaml(CONFIG), task_in(scores).verb
+    configuration, verb = _settings_here() or read_yaml(CONFIG), task_in(scores).verb
     trained = f", trained in {wording.duration(scores['train_seconds'])}" if "train_seconds" in scores else ""
     print(f"{wording.summary(scores)}\nrun     {resolution.name(configuration)}{trained}")
     if stage := running_stage():
@@ -95,6 +93,12 @@ def publish() -> None:
         raise InputError(f"{why}: run `dvc repro`, then this")
     if not lines:
         print(f"nothing to publish: {SCORES} is not here, and no training was killed")
+
+
+def _settings_here() -> dict[str, Any] | None:
+    """Return the settings of the scores here, of which results/config.yaml may be newer; None before `certify`."""
+    certificate = certificate_of(Path(), {SCORES: SCORES})
+    return certificate and {**read_yaml(CONFIG), **certificate["settings"]}
 
 
 def _up_to_date() -> bool:
@@ -205,7 +209,9 @@ def _compared(name: str, folder: Path) -> list[Compared]:
     if not scores.exists():
         remedy = "finish it with `dvc repro`, then `wmt publish`, or choose another"
         raise InputError(f"the run {name} has no scores: {remedy}")
-    metrics, configuration = read_json(scores), read_yaml(config)
+    metrics, configuration = read_json(scores), _settings_here() if name == HERE else read_yaml(config)
+    if configuration is None:
+        raise InputError(f"{SCORES} is of a run that is not finished: finish it with `dvc repro`, or name another run")
     read_json(scores, task_in(metrics).key)
     name = f"{resolution.name(configuration)} (here)" if name == HERE else name
     settings, written = dict(flat(configuration)), sentences.read(lines)
@@ -237,7 +243,6 @@ def join() -> None:
     _, most, endpoint = launch.nodes()
     if most == 1:
         raise InputError("WMT_NODES is 1: set it and WMT_RENDEZVOUS as on the first node")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("join: stopped by SIGTERM"))
     print(f"join: waiting for a training in {state_root()} whose nodes meet at {endpoint}", flush=True)
     while (folder := _training_at(str(endpoint))) is None:
         time.sleep(INTERVAL)

@@ -35,10 +35,11 @@ def head(folder: Path | None = None) -> str:
 
 
 def code() -> dict[str, str]:
-    """Return the commit, and the files that differ from it or are new (not dvc.lock and params.yaml)."""
+    """Return the commit, and the files and folders that differ from it or are new (not dvc.lock and params.yaml)."""
+    names = ("-c", "core.quotePath=false")
     try:
-        commit, changed = head(), git("diff", "--name-only", "HEAD", "--", *CODE)
-        new = git("ls-files", "--others", "--exclude-standard")
+        commit, changed = head(), git(*names, "diff", "--name-only", "HEAD", "--", *CODE)
+        new = git(*names, "ls-files", "--others", "--directory", "--exclude-standard", "--", *CODE)
     except OSError:
         return {"commit": "unknown", "differing_files": "unknown: git names no commit here"}
     files = (changed + new).decode(errors="replace").splitlines()

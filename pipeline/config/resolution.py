@@ -35,11 +35,20 @@ class Params(RunSettings):
 
     overrides: dict[str, dict[str, Any] | None] | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _sections_known(cls, params: dict[str, Any]) -> dict[str, Any]:
+        overrides = params.get("overrides")
+        for name in overrides if isinstance(overrides, dict) else ():
+            section, dot, key = str(name).partition(".")
+            if section in OVERRIDABLE and dot:
+                raise ValueError(f"write `overrides: {{{section}: {{{key}: ...}}}}`, not `{name}`")
+            if section not in OVERRIDABLE:
+                raise ValueError(f"unknown key `overrides.{name}`; {nearest(section, OVERRIDABLE)}")
+        return params
+
     @model_validator(mode="after")
     def _overrides_allowed(self) -> Params:
-        for section in self.overrides or ():
-            if section not in OVERRIDABLE:
-                raise ValueError(f"unknown key `overrides.{section}`; {nearest(section, OVERRIDABLE)}")
         training = (self.overrides or {}).get("training") or {}
         if self.overrides and self.overrides.get("subwords") and training.get("start_from"):
             remedy = "remove overrides.subwords, as with `dvc exp run -S '~overrides.subwords'`"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import lzma
 import zipfile
@@ -17,7 +18,7 @@ from pipeline.data.archives import BROKEN
 Files = tuple[Path, ...]
 """A TSV or a TMX, or the plain files of both sides."""
 LONGEST = 1_000_000  # characters of a line; a longer one is a file without line breaks
-PACKED = (".gz", ".xz", ".zip")
+PACKED = (".bz2", ".gz", ".xz", ".zip")
 _LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
 _CODES = ("{*}bpt", "{*}ept", "{*}ph", "{*}it", "{*}ut")  # a TMX's elements of another program's markup
 Pair = tuple[str, str]
@@ -91,7 +92,7 @@ def _pair(lines: Sequence[bytes]) -> Pair | Bad:
 @contextmanager
 def _opened(path: Path) -> Iterator[IO[bytes]]:
     """Open a file, unpacked; raise InputError where it is broken."""
-    openers: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open, ".zip": _only_file}
+    openers: dict[str, Any] = {".bz2": bz2.open, ".gz": gzip.open, ".xz": lzma.open, ".zip": _only_file}
     try:
         with openers.get(path.suffix, open)(path, "rb") as stream:
             yield stream

@@ -121,8 +121,7 @@ def _texts(role: str, paths: Sequence[Path], pair: str) -> dict[str, Files]:
             raise InputError(f"{missing[0]}, for --{role}, is no file: give files that exist")
         if text_files.holds_both(files[-1]) != (len(files) == 1):
             raise InputError(f"{files[0]}, for --{role}, is one side: give two files, a .tsv or a .tmx")
-        if sides(pair)[1] == TREE:
-            _check_treebank(role, files, pair)
+        _check_sides(role, files, pair)
     if len(texts) == 1:
         return {role: texts[0]}
     if role == "valid":
@@ -136,8 +135,12 @@ def _texts(role: str, paths: Sequence[Path], pair: str) -> dict[str, Files]:
     return {f"{role}.{name}": files for name, files in zip(names, texts, strict=True)}
 
 
-def _check_treebank(role: str, files: Files, pair: str) -> None:
-    """Raise InputError where two files are not one treebank."""
+def _check_sides(role: str, files: Files, pair: str) -> None:
+    """Raise InputError where two files are named as the other direction's or, for trees, are not one treebank."""
+    if [text_files.unpacked(file).suffix for file in files] == [f".{language}" for language in sides(pair)[::-1]]:
+        raise InputError(f"--{role} is {files[0]} and {files[1]}: for {pair} give the {sides(pair)[0]} file first")
+    if sides(pair)[1] != TREE:
+        return
     if not files[0].samefile(files[-1]) or files[0].suffix != ".mrg":
         rule = f"for {pair} give one treebank in Penn bracketing twice, with a name that ends in .mrg"
         raise InputError(f"--{role} is {files[0]} and {files[-1]}: {rule}; sentences and trees are made of it")

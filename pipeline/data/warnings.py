@@ -33,6 +33,9 @@ def warnings(placed: Placed, languages: tuple[str, str]) -> Iterator[str]:
             for role in HELD_OUT
             for both in placed[role]
         }
+        for text, lines in held.items():
+            if text != "valid" and (shared := len(lines & held["valid"])):
+                yield f"{shared:,} of {len(lines):,} different lines for --{text} in {language} are those of --valid"
         training = chain.from_iterable(read_lines(both[side]) for both in placed["train"])
         equals, near = _repeated(set().union(*held.values()), training, language)
         for text, lines in held.items():

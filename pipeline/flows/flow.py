@@ -7,6 +7,7 @@ its stages there, and its results become a DVC experiment with the name of the r
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import signal
@@ -24,7 +25,7 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
 from prefect.client.schemas.objects import State
 from prefect.concurrency.sync import concurrency
-from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound, TerminationSignal
+from prefect.exceptions import FailedRun, ObjectAlreadyExists, ObjectNotFound, TerminationSignal
 from prefect.states import Completed, Failed
 from pydantic import Field
 
@@ -139,6 +140,10 @@ def run_pipeline(changes: Mapping[str, Any], target: str, force: bool) -> State[
     """Run the stages up to `target` with `changes` of params.yaml's values; returns the final state of the flow run."""
     if "PREFECT__FLOW_RUN_ID" in os.environ:
         end_with_worker()
+        # Prefect raises a failed run's state as an error of its engine. Its message has been logged.
+        logging.getLogger("prefect.flow_runs").addFilter(
+            lambda record: not (record.exc_info and record.exc_info[0] is FailedRun)
+        )
     logger, name = get_run_logger(), str(runtime.flow_run.name)
     try:
         with copies.made(ROOT, name, changes) as copy:

@@ -30,9 +30,9 @@ def is_current(status: Mapping[str, Sequence[Any]]) -> bool:
         return False
     try:
         configuration = configuration_here()
-        # The report has it, and results/config.yaml not.
-        description = catalogs.load(configuration.run.corpus).description
-        described = description in REPORT.read_text(encoding="utf-8")
+        # The report has it, escaped, and results/config.yaml not.
+        description = catalogs.load(configuration.run.corpus).description.replace("\\", "")
+        described = description in REPORT.read_text(encoding="utf-8").replace("\\", "")
         return described and CONFIG.read_text(encoding="utf-8") == resolution.text(configuration)
     except (InputError, OSError):
         return False

@@ -45,6 +45,8 @@ def launch_with_store(folder: Path, watch: Callable[[], None]) -> int:
         return launch.torchrun(folder, watch)
     if "@" in url or "?" in url:
         raise InputError("WMT_STATE must be a URL without credentials, as s3://bucket/prefix")
+    if url.startswith(("file:", "local:")):
+        raise InputError(f"WMT_STATE is {url}: name a folder by its path alone")
     try:
         store = StateStore(url, folder.name)
         updates = read_yaml(folder / "job.yaml")["training"]["updates"]
@@ -116,9 +118,10 @@ class StateStore:
             return 0
         with scratch_folder(folder / "sync") as scratch:
             self.files.get(names, [str(scratch / name) for name in names])
-            # The states that are here may be of other weights than those of the machine that trained on.
-            with contextlib.suppress(FileNotFoundError):
-                os.replace(folder / "resume", scratch / "replaced")
+            # What is here may be of other weights than those of the machine that trained on.
+            for name in ("resume", "checkpoints"):
+                with contextlib.suppress(FileNotFoundError):
+                    os.replace(folder / name, scratch / f"replaced-{name}")
             # The state comes last: a kill before leaves none.
             for path in (*scratch.glob("checkpoints/*"), *scratch.glob("*.jsonl"), *scratch.glob("resume/*")):
                 target = folder / path.relative_to(scratch)

@@ -1,5 +1,6 @@
 """The public API: nmt/README.md's Python runs as it stands, and wrong calls get a sentence."""
 
+import fcntl
 import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -52,6 +53,7 @@ def test_the_defaults_are_row_base_on_one_device() -> None:
         ({"training": {"arithmetic": "portable", "r_drop": 5.0}}, "and training.r_drop 0: change"),
         ({"training": {"start_from": {"folder": "there"}}}, "`fit` itself has the argument start_from"),
         ({"pairs": ("ab", "xy")}, "a string in place of a list"),
+        ({"folder": "there/file/new"}, "new.training/made_of cannot be written"),
         ({"pairs": [("ab", "xyz")] * 4}, "two lists, of sentences and of translations: one has 4"),
         ({"model": TINY | {"positions": "learned", "max_positions": 32}}, "may have 50 subwords more: raise it to at"),
         ({"languages": ("english", "german")}, "languages is ('english', 'german'): give two"),
@@ -62,6 +64,7 @@ def test_the_defaults_are_row_base_on_one_device() -> None:
 )
 def test_a_wrong_call_gets_a_sentence(here: Path, given: dict[str, object], message: str) -> None:
     Path("there").mkdir()
+    Path("there/file").touch()
     call = {"pairs": PAIRS, "valid": PAIRS, "folder": "new", "merges": 1, "model": TINY, **given}
     assert message in check_refusal("", nmt.fit, **call)
     assert [path.name for path in here.iterdir()] == ["there"]
@@ -123,6 +126,9 @@ def test_a_training_resumes_and_is_of_its_own_text(tmp_path: Path, monkeypatch: 
     assert checkpoint.last_saved_update(models / "mine.training") == 3
     for changed in ({"pairs": (PAIRS[1], PAIRS[0])}, {"merges": 2}, {"languages": ("de", "en")}):
         check_refusal("training of other text or settings", nmt.fit, **{"pairs": PAIRS, **call, **changed})
+    with (models / "mine.training/lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        check_refusal("another process trains in .*mine.training: wait for its end", nmt.fit, PAIRS, **call)
     (models / "mine.training/made_of").rename(tmp_path / "made_of")  # As after a kill before it was written.
     check_refusal("", nmt.fit, PAIRS, **call)
     (tmp_path / "made_of").rename(models / "mine.training/made_of")

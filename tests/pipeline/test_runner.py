@@ -182,6 +182,23 @@ runner.run("decode")
     assert python(tmp_path, "-c", program, "decode") == (status, told)
 
 
+def test_a_stage_whose_reader_is_gone_is_done(tmp_path: Path) -> None:
+    """As in `dvc repro | head`."""
+    program = """
+import os
+from types import SimpleNamespace
+from pipeline import __main__ as runner
+runner.importlib = SimpleNamespace(import_module=lambda _: SimpleNamespace(run=lambda: None))
+runner.publish = SimpleNamespace(finish=lambda _: None)
+reading, writing = os.pipe()
+os.dup2(writing, 1)
+os.close(reading)
+runner.run("decode")
+"""
+    (tmp_path / "dvc.yaml").write_text("stages: {decode: {cmd: x}}")
+    assert python(tmp_path, "-c", program) == (0, b"")
+
+
 def test_faults_of_ours_keep_their_traceback(told: Told) -> None:
     with pytest.raises(ZeroDivisionError):
         status_of(raising(ZeroDivisionError("division by zero")))

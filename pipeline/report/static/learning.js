@@ -43,7 +43,7 @@ views.learning = async (root, { title, languages, lines, steps }) => {
 
   root.append(element("div", { class: "controls" }, play, element("label", {}, "validation", slider)), said,
     element("div", { class: "charts" }, chart, element("ol", { class: "lines" }, ...lines.map(({ source, reference }, i) => element("li", {}, element("dl", {},
-      element("dt", {}, "source"), element("dd", { dir: "auto", lang: languages[0] },
+      element("dt", {}, "source"), element("dd", { dir: "auto", lang: languageTag(languages[0]) },
         ...marked(words(source), words(source).map((word) => !unseenIn(word).length), (unseen) => element("span", { class: "unseen" }, unseen))),
       element("dt", {}, "output"), outputs[i],
       element("dt", {}, "reference"), element("dd", { dir: "auto", lang: languageTag(languages[1]) }, reference)))))));

@@ -31,9 +31,9 @@ function choice(label, options, change) {
 }
 
 /** Return the value of a `lang` attribute, none for trees. */
-const languageTag = (language) => (language === "tree" ? null : language);
+const languageTag = (language) => (language === "tree" ? null : language.replace("_", "-"));
 
-const languageName = (language) => new Intl.DisplayNames(["en"], { type: "language" }).of(language);
+const languageName = (language) => new Intl.DisplayNames(["en"], { type: "language" }).of(languageTag(language));
 
 const colour = (index) => `var(--c${index % 8})`;
 

@@ -20,7 +20,7 @@ views.translate = (root, content, blob) => {
   const sentenceEnd = new RegExp(content.sentenceEnd, "gu");
   const worded = (text) => parses || /[\p{L}\p{M}\p{N}]/u.test(text); // a text without words is its own translation
   const sentencesOf = (line) => (parses ? [line] : splitSentences(line, sentenceEnd, shortened));
-  const input = element("textarea", { rows: 2, lang: languages[0], dir: "auto", spellcheck: "false" });
+  const input = element("textarea", { rows: 2, lang: languageTag(languages[0]), dir: "auto", spellcheck: "false" });
   input.value = examples[0];
   const output = element("div", { class: "translation", lang: languageTag(languages[1]), dir: "auto", "aria-live": "polite", role: "status" });
   const said = element("p", { class: "hint" });
@@ -159,7 +159,7 @@ views.translate = (root, content, blob) => {
   root.append(element("div", { class: "asked" }, element("label", {}, parses
     ? `${languageName(languages[0])}, one sentence a line, spaces between words and punctuation; Ctrl-Enter parses`
     : `${languageName(languages[0])}; Ctrl-Enter translates`, input), button, output, said,
-    ...examples.map((example) => element("button", { type: "button", class: "example", lang: languages[0], onclick: () => translateLine(example) }, example))), looked);
+    ...examples.map((example) => element("button", { type: "button", class: "example", lang: languageTag(languages[0]), onclick: () => translateLine(example) }, example))), looked);
   return run();
 };
 

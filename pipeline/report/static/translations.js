@@ -92,7 +92,7 @@ views.translations = (root, { languages, metric, systems, lines }) => {
 
   function row(line) {
     const reference = words(line.reference);
-    const cells = [element("dt", {}, "source"), element("dd", { dir: "auto", lang: languages[0] }, line.source)];
+    const cells = [element("dt", {}, "source"), element("dd", { dir: "auto", lang: languageTag(languages[0]) }, line.source)];
     const missed = new Uint8Array(reference.length);
     const outputs = line.outputs.map((output) => {
       const own = words(output);

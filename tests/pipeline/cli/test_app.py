@@ -1,6 +1,7 @@
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -83,6 +84,19 @@ def test_ctrl_c_during_the_imports_is_no_traceback(monkeypatch: pytest.MonkeyPat
     with pytest.raises(SystemExit) as ended:
         console_script.main()
     assert ended.value.code == 130
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_an_ended_command_leaves_nothing_half_written(number: signal.Signals, tmp_path: Path) -> None:
+    program = (
+        "import os; from pathlib import Path; from nmt.common.files import writing; from pipeline.cli import app\n"
+        "def end(prog_name):\n"
+        f"    with writing(Path('whole')) as half: half.touch(); os.kill(os.getpid(), {number})\n"
+        "app.app = end; app.main()"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ended = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=environment, check=False)
+    assert (ended.returncode, [*tmp_path.iterdir()]) == (128 + number, [])
 
 
 def test_a_closed_pipe_is_no_traceback() -> None:

@@ -12,6 +12,7 @@ from browser import HOSTILE, PATIENCE, findings, open_sections, opened
 from command_line import printed, refused
 
 from nmt.bootstrap import Comparison
+from nmt.common.files import sha256_of
 from pipeline.report import comparison, sentences
 from pipeline.report.sentences import Line
 from pipeline.tracking import server
@@ -132,9 +133,19 @@ def test_a_run_on_other_lines_or_without_results_is_refused(make: Make) -> None:
 
 
 def test_a_run_is_compared_with_the_results_in_this_folder(make: Make) -> None:
-    make("one", wrong=40, seed=1)
+    """By the settings in its certificate: those in results/config.yaml are of a newer run, which still trains."""
+    make("one", wrong=40, seed=1, bleu_signature="x")
     shutil.copytree("made/one", "results", dirs_exist_ok=True)
+    files = {"results/scores.json": sha256_of(Path("results/scores.json"))}
+    certificate = {"files": files, "settings": yaml.safe_load(Path("results/config.yaml").read_text()), "seal": ""}
+    Path("results/certificate.json").write_text(json.dumps(certificate))
+    make("two", wrong=0, seed=2, N=6)
+    shutil.copyfile("made/two/config.yaml", "results/config.yaml")
     assert printed("compare", "one").startswith("sample-mine-s1 (here) against one-id: +0.00 ")
+    assert "The settings are the same." in Path("results/comparison.html").read_text(encoding="utf-8")
+    assert "run     sample-mine-s1\n" in printed("summary")
+    shutil.copyfile("made/two/scores.json", "results/scores.json")
+    assert "results/scores.json is of a run that is not finished: " in refused("compare", "one")
 
 
 def test_parses_are_compared_by_f1_with_a_paired_bootstrap(make: Make, browser: Any, tmp_path: Path) -> None:

@@ -76,7 +76,6 @@ def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     monkeypatch.setattr(launch, "torchrun", torchrun)
     monkeypatch.setattr(identity, "code_digest", lambda job: "code")
     monkeypatch.setattr(runs, "INTERVAL", 0.01)
-    monkeypatch.setattr("pipeline.cli.runs.signal.signal", lambda *_: None)
     monkeypatch.setenv("WMT_STATE", str(tmp_path))
     monkeypatch.setenv("WMT_NODES", "2")
     monkeypatch.setenv("WMT_RENDEZVOUS", HERE)

@@ -1,5 +1,6 @@
 """Catalogs: complete, extending, mirrored, wrong; and the command that adds one."""
 
+import bz2
 import gzip
 import hashlib
 import lzma
@@ -255,6 +256,7 @@ def test_add_refuses_what_is_no_parallel_text(texts: list[str], file: str, conte
         ({"valid.en": b"\n \n"}, "2 of the 2 pairs for --valid have an empty side"),
         ({"train.en": b"a\nb\nc\n", "train.de": b"a\nb\nd\n"}, "2 of the 3 pairs for --train have equal sides"),
         ({"test.de": b"\ntrain\n"}, "1 of 1 different lines for --test in de are also in the training text, and 0"),
+        ({"valid.de": b"e\nf\n", "test.de": b"f\ng\n"}, "1 of 2 different lines for --test in de are those of --valid"),
         ({"valid.en": b"a\nand\n", "train.en": b"and\na\n"}, "2 of 2 different lines for --valid in en are also in"),
     ],
 )
@@ -343,9 +345,10 @@ def test_texts_are_two_files_a_tsv_or_a_tmx_packed_or_not() -> None:
     Path("a.cs.gz").write_bytes(gzip.compress(b"jedna\r\n"))
     with zipfile.ZipFile("a.en.zip", "w") as packed:
         packed.writestr("inside", "\ufeffone\n")
-    Path("b.tsv.xz").write_bytes(lzma.compress("dům\thouse\r\npes\tdog\n".encode()))
+    Path("b.tsv.xz").write_bytes(lzma.compress("dům\thouse\r\n".encode()))
+    Path("d.tsv.bz2").write_bytes(bz2.compress(b"pes\tdog\n"))
     Path("c.tmx").write_text(TMX)
-    arguments = ["--train", "a.cs.gz", "a.en.zip", "--train", "b.tsv.xz", "--train", "c.tmx"]
+    arguments = ["--train", "a.cs.gz", "a.en.zip", "--train", "b.tsv.xz", "--train", "d.tsv.bz2", "--train", "c.tmx"]
     assert "c.tmx, unit 3, has no cs: correct such lines, or leave them out with --skip" in refused(*add(*arguments))
     told = warned(*add(*arguments, "--skip-bad"))
     assert "catalog: 1 left out, one-sided; the first: c.tmx, unit 3, has no cs" in told
@@ -353,7 +356,8 @@ def test_texts_are_two_files_a_tsv_or_a_tmx_packed_or_not() -> None:
     given = [("jedna", "one"), ("dům", "house"), ("pes", "dog"), ("dva & tři nohy", "two legs")]
     assert written("train") == given
     assert written("test") == [("na shledanou", "goodbye")]
-    assert [text.name for text in catalogs.load("mine").pairs["cs-en"].train] == [f"mine-train-{n}" for n in (1, 2, 3)]
+    names = [text.name for text in catalogs.load("mine").pairs["cs-en"].train]
+    assert names == [f"mine-train-{n}" for n in (1, 2, 3, 4)]
 
 
 def test_plain_files_with_line_ends_of_windows_are_copied_without() -> None:
@@ -388,6 +392,7 @@ def test_bad_lines_are_named_or_left_out_and_counted() -> None:
     [
         ("--train a.cs", "a.cs, for --train, is one side: give two files, a .tsv or a .tmx"),
         ("--train a.cs --train t.tsv", "a.cs, for --train, is one side"),
+        ("--train a.en.gz a.cs", "--train is a.en.gz and a.cs: for cs-en give the cs file first"),
         ("--train broken.tsv.gz", "broken.tsv.gz is broken ("),
         ("--train broken.tmx", "broken.tmx is no TMX that can be read ("),
         ("--train bomb.tmx", "bomb.tmx is no TMX that can be read (Maximum entity amplification factor exceeded"),
@@ -397,7 +402,8 @@ def test_bad_lines_are_named_or_left_out_and_counted() -> None:
     ],
 )
 def test_add_refuses_what_is_no_text(arguments: str, message: str) -> None:
-    Path("a.cs").write_text("a\n")
+    for name in ("a.cs", "a.en.gz"):
+        Path(name).write_text("a\n")
     Path("broken.tsv.gz").write_bytes(gzip.compress(b"a\tb\n" * 99)[:-9])
     Path("broken.tmx").write_text(TMX[:-30])
     Path("bomb.tmx").write_text(BOMB)

@@ -14,9 +14,11 @@ def test_new_files_differ_and_a_patch_is_equal_whatever_git_is_set_to(here: Path
     Path("kept.py").write_text("b\n")
     Path("table").write_bytes(bytes(8))
     Path("params.yaml").write_text("b\n")
-    for name in ("extra.py", "work"):
+    for name in ("extra.py", "work", "dvc.lock", "Übersicht"):
         Path(name).touch()
-    assert code()["differing_files"] == "kept.py, table, extra.py"
+    Path("env/bin").mkdir(parents=True)
+    Path("env/bin/python").touch()
+    assert code()["differing_files"] == "kept.py, table, env/, extra.py, Übersicht"
     patch = difference(*CODE)
     assert b"GIT binary patch" in patch
     assert b"params.yaml" not in patch

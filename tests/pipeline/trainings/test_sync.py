@@ -93,6 +93,8 @@ def test_a_bare_machine_gets_all_that_resuming_needs(store: sync.StateStore, mak
         (here / name).write_text("of this machine")
     # A state that is kept there may be of other weights: `wmt verify` would call it changed.
     (there / "resume/update-00000002").mkdir(parents=True)
+    (there / "checkpoints").mkdir()
+    checkpoint.checkpoint_path(there / "checkpoints", 20).write_text("of that machine alone")
     assert store.push(here) == 15
     assert store.pull(there) == 15
     assert content(there) == {**expected, "job.yaml": (there / "job.yaml").read_text()}
