@@ -38,10 +38,13 @@ def resampled(statistics: NDArray[np.int64], score: Score) -> NDArray[np.float64
 
 
 def interval(statistics: NDArray[np.int64], score: Score) -> tuple[float, float]:
-    """Return the 95% interval of a score: the resamples' mean, plus and minus half the width of their central 95%."""
+    """Return the 95% interval of a score: the resamples' mean, plus and minus half the width of their central 95%.
+
+    Unlike sacreBLEU's, it ends at 0 and 100, beyond which no score is.
+    """
     scores = np.sort(resampled(statistics, score))
     half = (scores[SAMPLES - SAMPLES // 40 - 1] - scores[SAMPLES // 40]) / 2
-    return float(scores.mean() - half), float(scores.mean() + half)
+    return max(0.0, float(scores.mean() - half)), min(100.0, float(scores.mean() + half))
 
 
 def compare(baseline: NDArray[np.int64], system: NDArray[np.int64], score: Score) -> Comparison:

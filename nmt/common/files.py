@@ -112,8 +112,10 @@ def output_file(path: Path, *inputs: Path) -> Path:
     if not (above.is_dir() and os.access(above, os.W_OK)):
         raise InputError(f"{path} cannot be written: {above} is no folder that you may write in; name another path")
     for file in inputs:
-        if file.resolve() in (path, *path.parents):
+        if file.resolve() == path:
             raise InputError(f"{named} is an input too, which it would replace: name another path to write")
+        if file.resolve() in path.parents:
+            raise InputError(f"{named} is in {file}, an input, which it would change: name another path to write")
     return path
 
 

@@ -32,6 +32,8 @@ NAMED = 8  # words that the training text does not have, at the end of a transla
 
 def translate(options: TranslationOptions) -> None:
     """Translate a text, or lines typed at a terminal. Raises InputError for wrong options, models or text."""
+    if options.input is None and sys.stdin is None:
+        raise InputError("there is no standard input: give --input")
     inputs = (options.input or Path("/dev/stdin"), *options.models)
     output = output_file(options.output, *inputs) if options.output else None
     translator = open_translator(options)
@@ -98,7 +100,7 @@ def _outputs(translator: Translator, options: TranslationOptions) -> Iterator[st
         for number, translation in enumerate(translations, start=1):
             if options.split == "long" and len(translation.pieces) == 1 and not translator.model.writes_trees:
                 joined += len(split_sentences(translation.source, translator.description.source)) > 1
-            if seen is not None:
+            if seen is not None and translation.pieces:
                 unseen |= dict.fromkeys(words.unseen(translator.model.source.tokenize(translation.source), seen))
             yield format_output(translator, translation, number, options)
         if joined:

@@ -129,12 +129,10 @@ class Translator:
         for piece in pieces:
             if (length := len(piece.ids) - 1) > self.longest:
                 subject = "its sentence" if len(pieces) > 1 else "the line"
-                rule = "translated at once: put its sentences on lines of their own"
-                if self.model.writes_trees:
-                    rule = f"parsed at once: give --longest {length}, or leave the sentence out"
+                done = "parsed" if self.model.writes_trees else "translated"
                 problem = (
                     f"line {number + 1}: {subject} `{piece.text[:40]}...` has {length:,} subwords, and at most "
-                    f"{self.longest:,} are {rule}"
+                    f"{self.longest:,} are {done} at once: give --longest {length}, or leave the sentence out"
                 )
                 if self.skipped is None:
                     raise InputError(problem)

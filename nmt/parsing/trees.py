@@ -88,7 +88,9 @@ def escape(word: str) -> str:
 
 def _check_all_closed(stack: list[_Bracket], place: str) -> None:
     if stack:
-        missing = f"lacks {len(stack)} of its closing brackets: add them"
+        missing = (
+            f"lacks {len(stack)} of its closing brackets: add them (`wmt evalb` and `wmt score` read a tree a line)"
+        )
         raise InputError(f"{place}: the tree that begins on line {stack[0].line} {missing}")
 
 

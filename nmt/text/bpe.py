@@ -1,7 +1,7 @@
 """The merge operations of byte-pair encoding (Sennrich et al. 2016), learned and applied.
 
-The results equal subword-nmt's to the byte. It examines all pairs of symbols after every merge; this module examines
-only pairs that changed.
+The results equal subword-nmt's to the byte. To learn, it examines all pairs of symbols after every merge; this module
+examines only pairs that changed.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ _END = "</w>"
 """The end of a word's last symbol, as in subword-nmt."""
 _LEAST = 2
 """The lowest frequency of a pair that is merged."""
+_PART = 1048
+"""Characters of a word that are merged together: the time grows with their square."""
 
 
 @lru_cache(maxsize=1 << 18)
@@ -123,7 +125,6 @@ class Merges:
     def __init__(self, pairs: Sequence[Pair]) -> None:
         # The first rank of a pair that was learned twice counts, as in subword-nmt.
         self._ranks = {pair: rank for rank, pair in reversed(list(enumerate(pairs)))}
-        self._pairs = pairs
         self._parts = {first + second: (first, second) for first, second in self._ranks}
 
     def split(self, word: str) -> list[str]:
@@ -141,29 +142,14 @@ class Merges:
         return [part + INSIDE for part in parts[:-1]] + parts[-1:]
 
     def _symbols(self, word: str) -> list[str]:
-        """Merge all occurrences of the pair of the lowest rank, from the left, until no pair has a rank.
-
-        In time n log n, with the places of pairs in a heap; a merged symbol leaves an empty one.
-        """
-        symbols = [*word[:-1], word[-1] + _END]
-        after, before = list(range(1, len(word) + 1)), list(range(-1, len(word) - 1))
-        heap = [(rank, at) for at, pair in enumerate(pairwise(symbols)) if (rank := self._ranks.get(pair)) is not None]
-        heapify(heap)
-        while heap:
-            rank, joined = heap[0][0], list[int]()
-            while heap and heap[0][0] == rank:
-                at = heappop(heap)[1]
-                # Its symbols may have been merged with others.
-                if (end := after[at]) < len(word) and (symbols[at], symbols[end]) == self._pairs[rank]:
-                    symbols[at], symbols[end] = symbols[at] + symbols[end], ""
-                    after[at] = after[end]
-                    if after[at] < len(word):
-                        before[after[at]] = at
-                    joined.append(at)
-            # All of a rank are merged before any pair that this made.
-            for at in {place for left in joined for place in (before[left], left)}:
-                if at >= 0 and (end := after[at]) < len(word):
-                    new = self._ranks.get((symbols[at], symbols[end]))
-                    if new is not None:
-                        heappush(heap, (new, at))
-        return [symbol for symbol in symbols if symbol]
+        """Merge all occurrences of the pair of the lowest rank, from the left, until no pair has a rank."""
+        symbols, merged, ranks = [*word[:-1], word[-1] + _END], list[str](), self._ranks
+        for at in range(0, len(symbols), _PART):
+            part = tuple(symbols[at : at + _PART])
+            while len(part) > 1:
+                best = min(pairwise(part), key=lambda pair: ranks.get(pair, sys.maxsize))
+                if best not in ranks:
+                    break
+                part = _merged(part, *best, best[0] + best[1])
+            merged += part
+        return merged

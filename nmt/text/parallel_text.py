@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import islice, zip_longest
 from pathlib import Path
 from typing import Any, Literal
-from unicodedata import is_normalized
+from unicodedata import is_normalized, normalize
 
 from nmt.errors import InputError
 from nmt.text.scripts import tokens
@@ -26,6 +26,8 @@ REASONS: tuple[Reason, ...] = ("empty", "too_short", "too_long", "ratio", "ident
 _BLANK = re.compile("[\\s\x00-\x1f\x7f-\x9f\xad\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff]*")
 _LINES = 8192
 """Lines of a block where the caller gives no number."""
+_PACKED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"PK\x03\x04")
+"""How files of gzip, bzip2, xz and zip begin."""
 
 
 def is_blank(line: str) -> bool:
@@ -43,6 +45,8 @@ def decode(content: bytes, name: Path | str, first: int = 0, offset: int = 0) ->
         text = content.decode("utf-8").removesuffix("\n").removeprefix("\ufeff")
         return text.replace("\n\ufeff", "\n").split("\n")
     except UnicodeDecodeError as error:
+        if not offset and content.startswith(_PACKED):
+            raise InputError(f"{name} is compressed: unpack it first") from error
         line = first + content.count(b"\n", 0, error.start) + 1
         raise InputError(
             f"{name}, line {line}: the byte {content[error.start]:#04x} at offset {offset + error.start} is not valid "
@@ -101,7 +105,8 @@ def composed(lines: Iterable[str], name: object) -> Iterator[str]:
     """Yield the lines; warn once on standard error where letters and their accents are characters of their own."""
     warned = False
     for number, line in enumerate(lines, start=1):
-        if not warned and not is_normalized("NFC", line):
+        # Some single characters are not NFC either, as the sign for ohm: these are not torn.
+        if not warned and not is_normalized("NFC", line) and len(normalize("NFC", line)) < len(line):
             print(f"warning: {name}, line {number}: not composed (Unicode's NFC): words are torn", file=sys.stderr)
             warned = True
         yield line

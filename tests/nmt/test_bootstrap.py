@@ -31,6 +31,8 @@ def test_interval_and_p_value_are_sacrebleus() -> None:
     low, high = bootstrap.interval(bleu.line_statistics(BLEU(), first, references), bleu.score_of(BLEU()))
     assert low == pytest.approx(one.mean - one.ci, abs=1e-4)
     assert high == pytest.approx(one.mean + one.ci, abs=1e-4)
+    few = bleu.line_statistics(BLEU(), [references[0], "the"], [references[0], references[1]])
+    assert bootstrap.interval(few, bleu.score_of(BLEU()))[1] <= 100.0
     comparison = bleu.compare(first, second, references, BLEU())
     assert comparison.difference == pytest.approx(two.score - one.score)
     assert comparison.p_value == pytest.approx(two.p_value, abs=1e-9)

@@ -110,8 +110,8 @@ def test_a_line_without_words_is_copied_and_one_without_text_is_empty(model: Pat
 
 
 def test_text_that_is_not_composed_is_told_once(model: Path, tmp_path: Path) -> None:
-    text = write_lines(tmp_path / "text", ["we do", "gru\u0308n", "u\u0308"])
-    told = f"warning: {text}, line 2: not composed (Unicode's NFC): words are torn\n"
+    text = write_lines(tmp_path / "text", ["10 \u2126", "we do", "gru\u0308n", "u\u0308"])
+    told = f"warning: {text}, line 3: not composed (Unicode's NFC): words are torn\n"
     assert warned("translate", model, "--input", text) == told
     assert warned("bleu", text, text, "--lang", "de") == told * 2
 
@@ -163,6 +163,8 @@ def test_words_without_training_text_are_named_once_at_the_end(model: Path, tmp_
     assert told(*lines) == f"{said}w0, w1, w2, w3, w4, w5, ...\n"
     assert told(lines[2]).endswith("guesses them: x, y\n")
     assert told("a cat", "cat") == "translate: 1 word is not in the training text, so the model guesses it: cat\n"
+    long = ("--longest", "20", "--input", write_lines(tmp_path / "in", ["cat " * 40]))
+    assert refused("translate", folder, *long).startswith("translate: lines left empty: 1; ")
     assert told(*lines, models=(folder, model)) == "", "the other model of an ensemble may know them"
 
 
@@ -173,7 +175,7 @@ def test_an_output_that_cannot_be_written_is_refused_before_the_model_is_opened(
     for output, sentence in (
         (text, "is an input too, which it would replace"),
         (tmp_path / "link", "is an input too"),
-        (tmp_path / "no-model/config.yaml", "is an input too"),
+        (tmp_path / "no-model/config.yaml", "no-model, an input, which it would change"),
         (tmp_path / "folder", "is no regular file"),
         (text / "out", "is no folder that you may write in"),
     ):

@@ -80,7 +80,7 @@ def test_splits_words_as_subword_nmt_does(counts: dict[str, int], order: random.
             assert [piece.removesuffix(INSIDE) for piece in taken] == list(apart)
 
 
-def test_the_time_of_a_long_word_is_nearly_linear() -> None:
+def test_a_long_word_is_split_in_parts() -> None:
     merges, word = Merges([("a", "b"), ("ab", "ab"), ("c", "ab")]), "abcab" * 20_000
     start = time.process_time()
     assert merges.split(word)[:2] == ["ab\n", "c\n"]

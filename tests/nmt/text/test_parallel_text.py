@@ -1,5 +1,6 @@
 """Lines, strict pairing and filters."""
 
+import gzip
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,8 @@ def test_invalid_utf8_is_told_with_file_line_and_byte(tmp_path: Path, mark: byte
     # The same place, where the line stands in a later block.
     for lines in (read_lines(path), (block.lines() for block in read_blocks(path, 3))):
         check_refusal(rf"text, line 11: the byte 0xe4 at offset {len(before) + 3} ", list, lines)
+    path.write_bytes(gzip.compress(before))
+    check_refusal("text is compressed: unpack it first", list, read_lines(path))
 
 
 @pytest.mark.parametrize(("source", "target"), [(3, 4), (4, 3), (8200, 3), (0, 1), (1, 0)])
