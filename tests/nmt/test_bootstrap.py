@@ -31,14 +31,19 @@ def test_interval_and_p_value_are_sacrebleus() -> None:
     low, high = bootstrap.interval(bleu.line_statistics(BLEU(), first, references), bleu.score_of(BLEU()))
     assert low == pytest.approx(one.mean - one.ci, abs=1e-4)
     assert high == pytest.approx(one.mean + one.ci, abs=1e-4)
-    few = bleu.line_statistics(BLEU(), [references[0], "the"], [references[0], references[1]])
-    assert bootstrap.interval(few, bleu.score_of(BLEU()))[1] <= 100.0
     comparison = bleu.compare(first, second, references, BLEU())
     assert comparison.difference == pytest.approx(two.score - one.score)
     assert comparison.p_value == pytest.approx(two.p_value, abs=1e-9)
     assert 0.002 < comparison.p_value < 0.9
     turned = bleu.compare(second, first, references, BLEU())
     assert turned == bootstrap.Comparison(-comparison.difference, comparison.p_value)
+
+
+def test_the_interval_of_few_lines_ends_where_scores_end() -> None:
+    right = np.array([[1], [1], [1], [1], [0]])
+    low, high = bootstrap.interval(right, lambda sums: 20.0 * float(sums[0]))
+    assert (40.0 < low < 60.0, high) == (True, 100.0)
+    assert bootstrap.interval(1 - right, lambda sums: 20.0 * float(sums[0]))[0] == 0.0
 
 
 def test_a_resample_is_drawn_at_a_time() -> None:
