@@ -163,18 +163,6 @@ def sine(x: Tensor, quarters: int = 0) -> Tensor:
     return torch.where(negative, -magnitude, magnitude)
 
 
-class _Expanded(Function):
-    """A table that every sentence of a batch gets, as of learned positions."""
-
-    @staticmethod
-    def forward(ctx: Any, table: Tensor, size: torch.Size) -> Tensor:
-        return table.expand(size)
-
-    @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None]:
-        return exact_sum(upstream[0], 0).float(), None
-
-
 class _Softmax(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -286,8 +274,9 @@ def _sum(x: Tensor, dim: Dims | None = None, dtype: torch.dtype | None = None) -
 
 
 def _add(x: Tensor, y: Any, **options: Any) -> Tensor:
-    expands = isinstance(y, Tensor) and y.requires_grad and y.dim() + 1 == x.dim()
-    return torch.add(x, _Expanded.apply(y, x.shape) if expands else y, **options)
+    if isinstance(y, Tensor) and y.requires_grad and y.shape != x.shape:
+        raise NotImplementedError(f"add of {tuple(y.shape)} to {tuple(x.shape)}: its gradient would be torch's sum")
+    return torch.add(x, y, **options)
 
 
 def _matmul(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
