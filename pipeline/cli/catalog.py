@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,10 +26,13 @@ class _OneOrTwoValues(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         from pipeline.data.text_files import holds_both
 
-        given, rest = list[str](), deque(args)
+        texts = ("--train", "--valid", "--test")
+        # Also as --train=a.en a.de.
+        parts = (arg.split("=", 1) if arg.startswith(tuple(f"{text}=" for text in texts)) else [arg] for arg in args)
+        given, rest = list[str](), deque(chain.from_iterable(parts))
         while rest:
             given.append(rest.popleft())
-            if given[-1] in ("--train", "--valid", "--test") and rest:
+            if given[-1] in texts and rest:
                 given.append(rest.popleft())
                 if rest and not holds_both(Path(given[-1])) and not rest[0].startswith("-"):
                     given += [given[-2], rest.popleft()]

@@ -32,14 +32,22 @@ class Bad(NamedTuple):
     side: int = 0  # 1 for the target's
 
 
+def is_packed(path: Path) -> bool:
+    return path.suffix.lower() in PACKED
+
+
 def unpacked(path: Path) -> Path:
     """Return a path without a packer's ending."""
-    return path.with_suffix("") if path.suffix in PACKED else path
+    return path.with_suffix("") if is_packed(path) else path
 
 
 def holds_both(path: Path) -> bool:
     """Return whether a file has both sides of a parallel text, by its name."""
-    return unpacked(path).suffix in (".tsv", ".tmx")
+    return is_tmx(path) or unpacked(path).suffix.lower() == ".tsv"
+
+
+def is_tmx(path: Path) -> bool:
+    return unpacked(path).suffix.lower() == ".tmx"
 
 
 def has_crlf(path: Path) -> bool:
@@ -52,7 +60,7 @@ def pairs(files: Files, languages: tuple[str, str]) -> Iterator[Pair | Bad]:
 
     Raises InputError where a file is broken or no TMX, and where the sides have different numbers of lines, or none.
     """
-    if unpacked(files[0]).suffix == ".tmx":
+    if is_tmx(files[0]):
         yield from _units(files[0], languages)
         return
     counts = [0] * len(files)
@@ -94,7 +102,7 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
     """Open a file, unpacked; raise InputError where it is broken."""
     openers: dict[str, Any] = {".bz2": bz2.open, ".gz": gzip.open, ".xz": lzma.open, ".zip": _only_file}
     try:
-        with openers.get(path.suffix, open)(path, "rb") as stream:
+        with openers.get(path.suffix.lower(), open)(path, "rb") as stream:
             yield stream
     except (*BROKEN, RuntimeError) as error:
         raise InputError(f"{path} is broken ({error}): get it again") from error

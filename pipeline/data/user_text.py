@@ -162,7 +162,7 @@ def _place(folder: Path, texts: Mapping[str, Mapping[str, Files]], pair: str, ch
             changed = changes.skip_bad or (role == "train" and any(changes))
             # A catalog's own copies do not outlive it: a link to one would dangle after --force.
             changed |= not trees and any(LOCAL.resolve() in file.resolve().parents for file in files)
-            changed |= len(files) == 1 or any(file.suffix in text_files.PACKED for file in files)
+            changed |= len(files) == 1 or any(map(text_files.is_packed, files))
             if changed or (not trees and any(map(text_files.has_crlf, files))):
                 both = [folder / MADE / f"{stem}.{language}" for language in languages]
                 _write(both, lines)
@@ -182,7 +182,7 @@ def _good(files: Files, languages: tuple[str, str], skip_bad: bool, seen: sqlite
     with it: later stages drop it.
     """
     counts, first, named = Counter[str](), dict[str, str](), list[str]()
-    unit = "unit" if text_files.unpacked(files[0]).suffix == ".tmx" else "line"
+    unit = "unit" if text_files.is_tmx(files[0]) else "line"
     for number, pair in enumerate(text_files.pairs(files, languages), 1):
         if isinstance(pair, Bad):
             bad = pair
@@ -241,7 +241,8 @@ def _hold_out(placed: Placed, folder: Path, pair: str, count: int, kept: Mapping
         total -= _write(rest, left)
         for path, new in zip(both, rest, strict=True):
             new.replace(path)
-    _say(f"{count:,} pairs held out for each of {' and '.join(best)}, {total:,} left out that share a side with one")
+    held_out = f"{count:,} pairs held out for {'each of ' if len(best) > 1 else ''}{' and '.join(best)}"
+    _say(f"{held_out}, {total:,} left out that share a side with one")
 
 
 def _held_out_before(folder: Path, pair: str, roles: Iterable[str]) -> dict[str, tuple[str, Pair]]:

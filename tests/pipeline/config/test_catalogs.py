@@ -346,9 +346,9 @@ def test_texts_are_two_files_a_tsv_or_a_tmx_packed_or_not() -> None:
     with zipfile.ZipFile("a.en.zip", "w") as packed:
         packed.writestr("inside", "\ufeffone\n")
     Path("b.tsv.xz").write_bytes(lzma.compress("dům\thouse\r\n".encode()))
-    Path("d.tsv.bz2").write_bytes(bz2.compress(b"pes\tdog\n"))
+    Path("d.TSV.BZ2").write_bytes(bz2.compress(b"pes\tdog\n"))
     Path("c.tmx").write_text(TMX)
-    arguments = ["--train", "a.cs.gz", "a.en.zip", "--train", "b.tsv.xz", "--train", "d.tsv.bz2", "--train", "c.tmx"]
+    arguments = ["--train=a.cs.gz", "a.en.zip", "--train", "b.tsv.xz", "--train=d.TSV.BZ2", "--train", "c.tmx"]
     assert "c.tmx, unit 3, has no cs: correct such lines, or leave them out with --skip" in refused(*add(*arguments))
     told = warned(*add(*arguments, "--skip-bad"))
     assert "catalog: 1 left out, one-sided; the first: c.tmx, unit 3, has no cs" in told
