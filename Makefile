@@ -125,4 +125,5 @@ soak: setup
 # Delete what stages and set-up made, except DVC's cache of finished stages and the state of runs in work/.
 # What is yours stays: other models, and the pages of `wmt compare` and `wmt ablation`.
 clean:
-	sed -nE 's;^ +- ((data/(raw|tokenized|subwords|binned)|models|results)[^: ]*).*;\1;p' dvc.yaml | xargs rm -rf .venv
+	sed -nE 's;^ +- ((data/(raw|tokenized|subwords|binned)|models|results)[^: ]*).*;\1;p' dvc.yaml | \
+	    xargs rm -rf .venv data/.*.tmp models/.*.tmp results/.*.tmp data/.*.old models/.*.old results/.*.old

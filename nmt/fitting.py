@@ -121,6 +121,8 @@ def fit(  # noqa: PLR0913 - settings, by name
         search=SEARCH, origin={"made by": "nmt.fit", "updates": job.training.updates},
     )  # fmt: skip
     with _locked(work):
+        if folder.exists():
+            raise InputError(f"{folder} exists by now: another process made it")
         _fill(work, made_of, vocabulary, batches, parent)
         seen = seen_words.count(tokenised[0][0])
         seen_words.save(work / "subwords", seen, languages[0], parent and parent / "subwords")
@@ -138,6 +140,8 @@ def _locked(work: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise InputError(f"another process trains in {work}: wait for its end, or name another folder") from None
+        except OSError:
+            pass  # The disk has no locks.
         yield
 
 

@@ -94,7 +94,7 @@ def run(name: str) -> NoReturn:
         module.run(*arguments_of(name))
         try:
             print(summary(name, time.monotonic() - started), flush=True)
-        except OSError:  # Its reader is gone, as in `dvc repro | head`; the stage's work is done. Python flushes again.
+        except OSError:  # Its reader is gone; the stage's work is done. Python will flush again.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         publish.finish(name)
         report_status(name, "done")

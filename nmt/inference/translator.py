@@ -83,14 +83,15 @@ class Translator:
         """If it is a list, lines that are too long are empty, and their messages are put here."""
         sizes = [member.description.model for member in models]
         positions = min([math.inf, *(size.max_positions for size in sizes if size.positions == "learned")])
-        room = positions - self.settings.max_extra - 1
-        if room < 1:
+        self.room = positions - self.settings.max_extra - 1
+        """The most subwords of a source that every model has positions for."""
+        if self.room < 1:
             raise InputError(
                 f"the search's max_extra is {self.settings.max_extra:,}, but the model has {positions:,} positions: "
                 f"give --max-extra at most {positions - 2:,}"
             )
-        self.longest = min(longest or math.inf, room)
-        """The most subwords of a source: of `longest`, and of those that every model has positions for."""
+        self.longest = min(longest or math.inf, self.room)
+        """The most subwords of a source."""
 
     def translate(self, lines: Iterable[str]) -> Iterator[str]:
         """Yield the best translation of each line, in order; an empty line for a line without text.
@@ -130,9 +131,10 @@ class Translator:
             if (length := len(piece.ids) - 1) > self.longest:
                 subject = "its sentence" if len(pieces) > 1 else "the line"
                 done = "parsed" if self.model.writes_trees else "translated"
+                remedy = f"give --longest {length}" if length <= self.room else "shorten it"
                 problem = (
                     f"line {number + 1}: {subject} `{piece.text[:40]}...` has {length:,} subwords, and at most "
-                    f"{self.longest:,} are {done} at once: give --longest {length}, or leave the sentence out"
+                    f"{self.longest:,} are {done} at once: {remedy}, or leave it out"
                 )
                 if self.skipped is None:
                     raise InputError(problem)

@@ -88,9 +88,7 @@ def escape(word: str) -> str:
 
 def _check_all_closed(stack: list[_Bracket], place: str) -> None:
     if stack:
-        missing = (
-            f"lacks {len(stack)} of its closing brackets: add them (`wmt evalb` and `wmt score` read a tree a line)"
-        )
+        missing = f"lacks {len(stack)} of its closing brackets: add them; if each line is a tree, write it on one"
         raise InputError(f"{place}: the tree that begins on line {stack[0].line} {missing}")
 
 

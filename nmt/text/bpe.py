@@ -24,7 +24,7 @@ _END = "</w>"
 _LEAST = 2
 """The lowest frequency of a pair that is merged."""
 _PART = 1048
-"""Characters of a word that are merged together: the time grows with their square."""
+"""Characters of a word that are merged together, as the time grows with their square; longer words are cut."""
 
 
 @lru_cache(maxsize=1 << 18)

@@ -62,7 +62,7 @@ class TrainingSettings(Settings):
     keep_checkpoints: Few
     """How many checkpoints for averaging are kept."""
     resume_minutes: Annotated[float, Field(gt=0.0)]
-    """Minutes between two saved states for resuming, at least the 1 to 100 updates of a report; changes no result."""
+    """Minutes between two saved states for resuming, which are saved at reports alone; changes no result."""
     verify_every: Count | None = None
     """Updates between two links of the chain of hashes, which `wmt verify` compares; checkpoints have a link anyway."""
     keep_states: Annotated[int, Field(ge=0, le=1024)] = 0

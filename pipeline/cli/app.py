@@ -19,6 +19,8 @@ from nmt.errors import printable
 from pipeline.cli import ablation, catalog, models, plan, runs, services
 from pipeline.config import wording
 
+ENDING = (signal.SIGTERM, signal.SIGHUP)
+
 
 class Commands(TyperGroup):
     """The commands of `wmt`. Errors that a user can fix become one sentence and an exit status, only here."""
@@ -78,8 +80,14 @@ def wmt() -> None:
 
 def main() -> None:
     spare_imports()
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in ENDING:
         if signal.getsignal(number) == signal.SIG_DFL:  # Not under nohup.
-            # An exception, as at Ctrl-C: what is half written is removed.
-            signal.signal(number, lambda number, _: sys.exit(128 + number))
+            signal.signal(number, _end)
     app(prog_name="wmt")
+
+
+def _end(number: int, _: object) -> None:
+    """Raise an exception, as Ctrl-C does, so that what is half written is removed."""
+    for later in ENDING:  # A terminal that closes sends two.
+        signal.signal(later, lambda *_: None)
+    sys.exit(128 + number)

@@ -98,7 +98,7 @@ def publish() -> None:
 def _settings_here() -> dict[str, Any] | None:
     """Return the settings of the scores here, of which results/config.yaml may be newer; None before `certify`."""
     certificate = certificate_of(Path(), {SCORES: SCORES})
-    return certificate and {**read_yaml(CONFIG), **certificate["settings"]}
+    return certificate and certificate["settings"]
 
 
 def _up_to_date() -> bool:
@@ -214,6 +214,7 @@ def _compared(name: str, folder: Path) -> list[Compared]:
         raise InputError(f"{SCORES} is of a run that is not finished: finish it with `dvc repro`, or name another run")
     read_json(scores, task_in(metrics).key)
     name = f"{resolution.name(configuration)} (here)" if name == HERE else name
+    configuration.pop("attention", None)  # It decides no score, and certificates leave it out.
     settings, written = dict(flat(configuration)), sentences.read(lines)
     general = {key: value for key, value in metrics.items() if not key.startswith(tuple(task.key for task in TASKS))}
     compared = []

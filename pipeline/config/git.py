@@ -39,7 +39,9 @@ def code() -> dict[str, str]:
     names = ("-c", "core.quotePath=false")
     try:
         commit, changed = head(), git(*names, "diff", "--name-only", "HEAD", "--", *CODE)
-        new = git(*names, "ls-files", "--others", "--directory", "--exclude-standard", "--", *CODE)
+        new = git(
+            *names, "ls-files", "--others", "--directory", "--no-empty-directory", "--exclude-standard", "--", *CODE
+        )
     except OSError:
         return {"commit": "unknown", "differing_files": "unknown: git names no commit here"}
     files = (changed + new).decode(errors="replace").splitlines()

@@ -61,9 +61,11 @@ def state_root() -> Path:
     """Return the folder of training states, downloads and records of runs, outside DVC's outputs.
 
     It is `$WMT_STATE`, if that is a folder, or else `work/`, both relative to the repository in which DVC runs; in a
-    queued experiment, to the original. Raises InputError for the address of a store with one slash.
+    queued experiment, to the original. Raises InputError for the address of a store with one slash, or of a folder.
     """
     root = os.environ.get("WMT_STATE", "")
+    if root.startswith(("file:", "local:")):
+        raise InputError(f"WMT_STATE is {root}: name a folder by its path alone")
     if re.match("[a-z0-9]+:/(?!/)", root):
         raise InputError(f"WMT_STATE is {root}: write {root.replace(':/', '://', 1)} for a store, or name a folder")
     return Path(os.environ.get("DVC_ROOT", ".")) / (root if root and "://" not in root else "work")

@@ -42,7 +42,8 @@ class Params(RunSettings):
         for name in overrides if isinstance(overrides, dict) else ():
             section, dot, key = str(name).partition(".")
             if section in OVERRIDABLE and dot:
-                raise ValueError(f"write `overrides: {{{section}: {{{key}: ...}}}}`, not `{name}`")
+                nested = key.replace(".", ": {") + ": ..." + "}" * key.count(".")
+                raise ValueError(f"write `overrides: {{{section}: {{{nested}}}}}`, not `{name}`")
             if section not in OVERRIDABLE:
                 raise ValueError(f"unknown key `overrides.{name}`; {nearest(section, OVERRIDABLE)}")
         return params

@@ -77,6 +77,7 @@ def tokenizer_tables(language: str, settings: TokenizerSettings) -> dict[str, An
     """
     if settings.tokenizer not in ("moses", "none"):
         return {"tokenizer": settings.tokenizer}
+    language = scripts.code(language)
     rules = _in_javascript(normalizing(language)) if settings.normalize_punctuation else []
     if settings.tokenizer == "none":
         return {"tokenizer": "none", "normalizing": rules, "compose": settings.compose}
@@ -104,7 +105,7 @@ def detokenizer_tables(language: str, settings: TokenizerSettings) -> dict[str, 
 
     return {
         "tokenizer": "moses",
-        "language": language,
+        "language": scripts.code(language),
         "classes": {"alpha": _ranges(MosesDetokenizer.IsAlpha), "currency": _ranges(MosesDetokenizer.IsSc)},
         "cjk": CJKChars().ranges,
     }
@@ -146,8 +147,8 @@ def section(folder: Path, examples: Sequence[str]) -> list[Block]:
         "searching": description.search.model_dump(),
         "subwords": subword_tables(source),
         "targetSymbols": None if target is source else subword_tables(target),
-        "tokenizer": tokenizer_tables(scripts.code(description.source), description.tokenizer),
-        "detokenizer": detokenizer_tables(scripts.code(description.target), description.tokenizer),
+        "tokenizer": tokenizer_tables(description.source, description.tokenizer),
+        "detokenizer": detokenizer_tables(description.target, description.tokenizer),
         "longest": longest,
         "examples": list(examples),
         "seen": None if (seen := words.load([folder / "subwords"])) is None else sorted(seen),

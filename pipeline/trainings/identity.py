@@ -63,7 +63,7 @@ def folder_of(job: Mapping[str, Any]) -> Path:
         older = [path for path in root.glob(f"{inputs}-{'?' * len(code)}") if checkpoint.last_saved_update(path)]
         if older:
             chosen = max(older, key=checkpoint.last_saved_update)
-            mixed = "its weights will be those of no undisturbed training"
+            mixed = "its weights will differ from an undisturbed training's"
             print(f"train: resuming {chosen.name} of other code (WMT_RESUME_ACROSS_CODE=1): {mixed}")
     updates, trained = job["training"]["updates"], checkpoint.last_saved_update(chosen)
     if trained > updates:

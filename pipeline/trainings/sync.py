@@ -45,8 +45,6 @@ def launch_with_store(folder: Path, watch: Callable[[], None]) -> int:
         return launch.torchrun(folder, watch)
     if "@" in url or "?" in url:
         raise InputError("WMT_STATE must be a URL without credentials, as s3://bucket/prefix")
-    if url.startswith(("file:", "local:")):
-        raise InputError(f"WMT_STATE is {url}: name a folder by its path alone")
     try:
         store = StateStore(url, folder.name)
         updates = read_yaml(folder / "job.yaml")["training"]["updates"]

@@ -183,7 +183,6 @@ runner.run("decode")
 
 
 def test_a_stage_whose_reader_is_gone_is_done(tmp_path: Path) -> None:
-    """As in `dvc repro | head`."""
     program = """
 import os
 from types import SimpleNamespace

@@ -132,7 +132,8 @@ def test_learned_positions_bound_the_line(tmp_path: Path) -> None:
     assert Translator([sinusoids, tmp_path / "learned"]).longest == 13, "the shortest table of an ensemble"
     check_refusal("--max-extra at most 22", Translator, ready.model, settings=ready.settings.changed({"max_extra": 23}))
     parser = Translator(parser_of(tmp_path / "parser", "vinyals", positions="learned", max_positions=24), longest=5)
-    check_refusal("14 subwords, and at most 5 are parsed at once: give --longest 14, or le", parser.pieces, "dog " * 14)
+    check_refusal("12 subwords, and at most 5 are parsed at once: give --longest 12, or le", parser.pieces, "dog " * 12)
+    check_refusal("14 subwords, and at most 5 are parsed at once: shorten it, or leave it", parser.pieces, "dog " * 14)
 
 
 def test_sentences_are_split_where_they_end() -> None:

@@ -91,7 +91,10 @@ def test_an_ended_command_leaves_nothing_half_written(number: signal.Signals, tm
     program = (
         "import os; from pathlib import Path; from nmt.common.files import writing; from pipeline.cli import app\n"
         "def end(prog_name):\n"
-        f"    with writing(Path('whole')) as half: half.touch(); os.kill(os.getpid(), {number})\n"
+        "    with writing(Path('whole')) as half:\n"
+        "        half.touch()\n"
+        f"        try: os.kill(os.getpid(), {number})\n"
+        f"        finally: os.kill(os.getpid(), {number})\n"  # As a closed terminal does.
         "app.app = end; app.main()"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -7,7 +7,12 @@ from pipeline.config.git import CODE, code, difference
 
 def test_new_files_differ_and_a_patch_is_equal_whatever_git_is_set_to(here: Path) -> None:
     assert code() == {"commit": "unknown", "differing_files": "unknown: git names no commit here"}
-    for name, content in (("kept.py", b"a\n"), ("table", bytes(9)), ("params.yaml", b"a\n"), (".gitignore", b"work\n")):
+    for name, content in (
+        ("kept.py", b"a\n"),
+        ("table", bytes(9)),
+        ("params.yaml", b"a\n"),
+        (".gitignore", b"work\n*.pyc\n"),
+    ):
         Path(name).write_bytes(content)
     commit()
     assert code()["differing_files"] == "none"
@@ -18,6 +23,8 @@ def test_new_files_differ_and_a_patch_is_equal_whatever_git_is_set_to(here: Path
         Path(name).touch()
     Path("env/bin").mkdir(parents=True)
     Path("env/bin/python").touch()
+    Path("gone").mkdir()
+    Path("gone/left.pyc").touch()
     assert code()["differing_files"] == "kept.py, table, env/, extra.py, Übersicht"
     patch = difference(*CODE)
     assert b"GIT binary patch" in patch

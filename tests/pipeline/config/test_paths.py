@@ -18,5 +18,7 @@ def test_the_state_root_and_a_store_beside_it(monkeypatch: pytest.MonkeyPatch) -
     ):
         monkeypatch.setenv(name, value)
         assert (state_root(), state_store()) == (Path(root), store)
+    monkeypatch.setenv("WMT_STATE", "file:///mnt/state")
+    check_refusal("WMT_STATE is file:///mnt/state: name a folder by its path alone", state_root)
     monkeypatch.setenv("WMT_STATE", "s3:/bucket/prefix")
     check_refusal("WMT_STATE is s3:/bucket/prefix: write s3://bucket/prefix for a store", state_root)

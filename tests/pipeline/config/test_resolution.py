@@ -126,6 +126,10 @@ TOKENS, SYMBOLS = (over("preparation", tokenizer={"tokenizer": name}) for name i
         ({"sed": 1}, "unknown key `sed`; did you mean `seed`? valid are row, pair, corpus, seed, overrides"),
         ({"overrides": {"modle": {}}}, "params.yaml: unknown key `overrides.modle`; did you mean `model`?"),
         ({"overrides": {"model.N": 3}}, "params.yaml: write `overrides: {model: {N: ...}}`, not `model.N`"),
+        (
+            {"overrides": {"training.start_from.folder": "a"}},
+            "write `overrides: {training: {start_from: {folder: ...}}}`",
+        ),
         (over("model", P_drop=1.5), "params.yaml, overrides: model.P_drop is 1.5; input should be less than or"),
         (over("training", shards=2**20), "overrides: training.shards is 1048576; input should be 1, 2, 4, 8, 16"),
         (over("model", N=True), "params.yaml, overrides: model.N is True; it should not be true or false"),

@@ -34,7 +34,7 @@ def by_name(table: str) -> dict[str, list[str]]:
 
 PAPER = by_name(TABLE3)
 LISTED = [*PAPER, "small", "small-rdrop", "tiny", "multi30k", "sample", "transformer_iwslt_de_en"]
-LISTED += ["parse-wsj", "parse-semi", "parse-small", "parse-sample"]
+LISTED += ["parse-wsj", "parse-semi", "parse-small", "parse-small-rdrop", "parse-sample"]
 """The rows of this repository. A user may add others, which need not be as these are."""
 
 

@@ -98,7 +98,7 @@ def learned(kind: str, *symbols: str) -> subwords.Subwords:
     return subwords.learn(dict.fromkeys(VOCABULARY, 3), settings)
 
 
-@pytest.mark.parametrize("language", ["en", "de", "fr"])
+@pytest.mark.parametrize("language", ["en_Latn", "de", "fr_Latn"])
 @pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize("tokenizer", ["moses", "none"])
 def test_tokenizer_and_detokenizer_are_moses(scripts: Any, language: Any, tokenizer: Any, normalize: bool) -> None:
