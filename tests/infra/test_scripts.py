@@ -1,5 +1,6 @@
 """The scripts of infra/ with stand-ins for the programs that they start: in which order, and with which arguments."""
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -53,7 +54,8 @@ def submit(
     here: Path, nodes: int, node: str = "", squeue: str = "", dvc: str = "", **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """Run the job's script as the first of `nodes` nodes would; `node` is what Slurm says of that node."""
-    (here / "dvc.yaml").touch()
+    for name in ("dvc.yaml", "params.yaml"):
+        (here / name).touch()
     stand_in("scontrol", f'[ "$2" = node ] && echo "{node}" || seq --format=n%g 9')
     stand_in("squeue", squeue)
     stand_in("dvc", dvc)
@@ -73,6 +75,18 @@ def test_a_job_of_several_nodes_starts_one_process_on_each(here: Path, nodes: in
     assert len(others) == (nodes > 1)
     for words in others:
         assert {f"--nodes={nodes - 1}", f"--ntasks={nodes - 1}", "--exclude=n1"} <= set(words)
+
+
+def test_a_second_job_in_the_folder_is_refused_before_it_unlocks(here: Path) -> None:
+    (here / ".dvc/tmp").mkdir(parents=True)
+    with (here / ".dvc/tmp/job.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        stand_in("flock", "exec /usr/bin/flock --nonblock $3")
+        result = submit(here, 1)
+    assert result.returncode == 1
+    assert f"sbatch: another job works in {here}: wait for its end, or submit this in a clone" in result.stderr
+    assert calls() == ["flock --timeout 120 9"]
+    assert "submit this: sbatch infra/slurm/train.sbatch" in run(INFRA / "slurm/train.sbatch").stderr
 
 
 def test_a_job_that_makes_no_progress_is_queued_again_three_times(here: Path) -> None:
