@@ -95,7 +95,7 @@ ui: setup
 serve: setup
 	@$(VENV) wmt serve
 
-# All benchmarks, in sizes for two cores; `python -m tests.bench.decoding --help` has the options of one.
+# Most benchmarks, in sizes for two cores; `python -m tests.bench.decoding --help` has the options of one.
 bench: setup
 	@$(VENV) python -m tests.bench.preprocessing --pairs 20000 --merges 8000
 	@$(VENV) python -m tests.bench.training --row small --updates 20 --precision float32 bfloat16 --rounds 2

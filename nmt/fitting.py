@@ -77,7 +77,7 @@ def fit(  # noqa: PLR0913 - settings, by name
     `languages`, two ISO 639 codes, are English and German by default. `model` and `training` change values of MODEL,
     which is row base, and of TRAINING; `tokenizer` and `subwords` take keys as in the pipeline. By default, text that
     Moses restores gets its tokens (TOKENIZER) and joint BPE with `merges`, other text 32,000 word pieces (WORD_PIECES).
-    Pairs with an empty side, or more than 256 subwords (LONGEST) on one, are dropped.
+    Pairs with an empty side, or more than LONGEST subwords on one, are dropped.
     `start_from`, a model folder, gives first weights, languages, tokenizer, subwords and sizes. `<folder>.training`
     holds the training until its end: after a kill, the same call resumes it. Raises InputError if `folder` exists or
     cannot be written, `<folder>.training` is another process's or of other text or settings, the lists of `pairs` or

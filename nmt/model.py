@@ -253,7 +253,7 @@ class Dropout(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Figure 1. Ids are padded with PAD at the end; the decoder's input starts with BOS."""
+    """Figure 1. Sources end with EOS, the decoder's input starts with BOS; both are padded with PAD at the end."""
 
     def __init__(self, settings: ModelSettings, vocabulary: int, target_vocabulary: int | None = None) -> None:
         """`target_vocabulary`: rows of the target's tables if they are not the source's `vocabulary`.

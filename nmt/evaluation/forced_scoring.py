@@ -68,9 +68,10 @@ def score(model: Transformer, pairs: Sequence[tuple[list[int], list[int]]]) -> l
 def score_lines(model: LoadedModel, pairs: Iterable[tuple[str, str]], batch_tokens: int = 4096) -> Iterator[Scored]:
     """Score each pair of a raw source and its raw translation, in order: log-probabilities in nats.
 
-    A batch has about `batch_tokens` subwords of the longer side, padding included. An empty translation is EOS alone,
-    and of an empty source nothing. Raises InputError, after the scores of the lines before, if only a source has no
-    text, a target is no tree, or a side has more subwords than LONGEST or than learned positions.
+    A batch has about `batch_tokens` subwords of the longer side, padding included. An empty translation is scored
+    as EOS alone; where both sides are empty, nothing is. Raises InputError, after the scores of the lines before, if a
+    source without text has a translation, a target is no tree, or a side has more subwords than LONGEST or than learned
+    positions.
     """
     settings = model.description.model
     longest = min(settings.max_positions, LONGEST) if settings.positions == "learned" else LONGEST

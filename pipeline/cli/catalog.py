@@ -90,9 +90,10 @@ def add_catalog(
         int | None, typer.Option(min=1, help="Take so many pairs for each of --valid and --test that is missing.")
     ] = None,
     skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Leave out lines that are no UTF-8, one-sided or over-long.")
+        bool, typer.Option("--skip-bad", help="Leave out lines that are no UTF-8 or no pair, or over-long.")
     ] = False,
     dedup: Annotated[bool, typer.Option("--dedup", help="Leave out repeated training pairs.")] = False,
+    copy: Annotated[bool, typer.Option("--copy", help="Copy plain files, in place of links to them.")] = False,
     description: Annotated[str, typer.Option(help="One line, for `wmt catalog list`.")] = "",
     force: Annotated[bool, typer.Option("--force", help="Replace a catalog of that name.")] = False,
 ) -> None:
@@ -114,5 +115,5 @@ def add_catalog(
 
     paths = {"train": train, "valid": valid, "test": test}
     changes = user_text.Changes(holdout, skip_bad, dedup)
-    written = user_text.add(name, pair, paths, description, changes, force=force)
+    written = user_text.add(name, pair, paths, description, changes, force=force, copy=copy)
     print(f"{written}: set `corpus: {name}` in params.yaml to use it")

@@ -34,7 +34,7 @@ def _search(text: str, *names: str, **rules: Any) -> Any:
 PARSE_HELP = """Parse sentences with a model folder of the pair en-tree: a tree in Penn bracketing for each line.
 
 Words are separated by spaces. Sentences of more than --longest subwords get an empty line. Standard error tells at the
-end how many outputs had to be repaired to be trees. The options are those of wmt translate.
+end how many outputs had to be repaired to be trees. The options are those of wmt translate; sentences are never split.
 
 \b
 Example:
@@ -223,7 +223,7 @@ def export(
     Example:
       wmt export models/average exported --dtype int8
       wmt export models/average hub --to transformers
-      wmt export models/average en_de.argosmodel --to argos --dtype int8
+      wmt export models/average en_cs.argosmodel --to argos --dtype int8
       wmt export models/average half --to nmt --dtype bfloat16
     """
     if out.exists():

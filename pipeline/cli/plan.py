@@ -41,8 +41,8 @@ def plan_run(
     """List the stages that would run, and estimate the disk, memory, operations and time that they need.
 
     It writes nothing. It measures the speed of training for a few seconds with the configured model on this machine,
-    and estimates everything else from the configuration and the known sizes of the corpora. The exit status is 1 where
-    disk or memory do not suffice.
+    and estimates everything else from the configuration and the sizes of the corpora, known or guessed from bytes. The
+    exit status is 1 where disk or memory do not suffice.
 
     \b
     Example:

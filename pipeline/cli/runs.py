@@ -158,7 +158,7 @@ def verify(
 
 @app.command(rich_help_panel="Runs")
 def compare(
-    first: Annotated[str, typer.Argument(metavar="RUN", help="The baseline's name in MLflow, or its id.")],
+    first: Annotated[str, typer.Argument(metavar="RUN", help="The baseline: its name in MLflow or DVC, or its id.")],
     second: Annotated[str, typer.Argument(metavar="RUN", help="The other run's.")] = HERE,
     output: Annotated[Path, typer.Option(metavar="FILE", help="The page.")] = Path("results/comparison.html"),
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import sqlite3
 import sys
 import tempfile
@@ -43,15 +44,23 @@ class Changes(NamedTuple):
 
 
 def add(
-    name: str, pair: str, paths: Mapping[str, Sequence[Path]], description: str, changes: Changes, *, force: bool
+    name: str,
+    pair: str,
+    paths: Mapping[str, Sequence[Path]],
+    description: str,
+    changes: Changes,
+    *,
+    force: bool,
+    copy: bool = False,
 ) -> Path:
     """Write the catalog `name` of files by role (train, valid, test); return its path.
 
-    data/local/<name>/ links to plain files that do not change, and has plain copies of all else. Their sha256 is in the
-    catalog, so that later stages notice an edit. Raises InputError, having written nothing, where the name is invalid
-    or exists (without `force`), a file is missing, empty or broken, lines are bad, two sides differ in their number, or
-    a treebank holds no tree or a wrong bracket. Text that makes a score worthless gets a warning. For the pair en-tree
-    the two files of a role are one treebank: sentences and trees are made of it.
+    data/local/<name>/ links to plain files that do not change, and has copies of all else, and of these with
+    `copy`. Their sha256 is in the catalog, so that later stages notice an edit. Raises InputError, having written
+    nothing, where the name is invalid or exists (without `force`), a file is missing, empty or broken, lines are
+    bad, two sides differ in their number, or a treebank holds no tree or a wrong bracket. Text that makes a score
+    worthless gets a warning. For the pair en-tree the two files of a role are one treebank: sentences and trees are
+    made of it.
     """
     catalog, folder = _free(name, pair, force)
     output_file(catalog, *chain(*paths.values()))
@@ -65,7 +74,7 @@ def add(
     with writing(folder) as temporary:
         temporary.mkdir()
         try:
-            placed = _place(temporary, texts, pair, changes)
+            placed = _place(temporary, texts, pair, changes, copy)
         except sqlite3.Error as error:
             raise InputError(f"--dedup keeps its notes in {tempfile.gettempdir()}, and {error}: free space") from error
         if lacking:
@@ -148,7 +157,7 @@ def _check_sides(role: str, files: Files, pair: str) -> None:
         raise InputError(f"{files[0]}, for --{role}, holds no tree: give a treebank in Penn bracketing")
 
 
-def _place(folder: Path, texts: Mapping[str, Mapping[str, Files]], pair: str, changes: Changes) -> Placed:
+def _place(folder: Path, texts: Mapping[str, Mapping[str, Files]], pair: str, changes: Changes, copy: bool) -> Placed:
     """Check all texts; link plain files that do not change into `folder`, write all else into its folder `MADE`."""
     trees, languages = sides(pair)[1] == TREE, sides(pair)
     placed: Placed = {role: [] for role in ("train", *HELD_OUT)}
@@ -168,9 +177,14 @@ def _place(folder: Path, texts: Mapping[str, Mapping[str, Files]], pair: str, ch
                 _write(both, lines)
             else:
                 deque(lines, maxlen=0)
-                both = [folder / f"{stem}.{'mrg' if trees else language}" for language in languages]
-                for link, file in dict(zip(both, files, strict=True)).items():
-                    link.symlink_to(file.resolve())
+                inside = folder / MADE if copy else folder
+                inside.mkdir(exist_ok=True)
+                both = [inside / f"{stem}.{'mrg' if trees else language}" for language in languages]
+                for placed_file, file in dict(zip(both, files, strict=True)).items():
+                    if copy:
+                        shutil.copyfile(file, placed_file)
+                    else:
+                        placed_file.symlink_to(file.resolve())
             placed[role].append(both)
     return placed
 

@@ -15,7 +15,12 @@ from pipeline.config.corpora import other_direction
 from pipeline.config.paths import BINNED_STATS, read_json
 from pipeline.config.settings import Configuration
 
-KNOWN_PAIRS = {("wmt14", "de-en"): 4_508_785, ("wmt16-t2t", "de-en"): 4_508_785, ("wmt14", "en-fr"): 40_836_715}
+KNOWN_PAIRS = {
+    **{(corpus, "de-en"): 4_508_785 for corpus in ("wmt14", "wmt16-t2t")},
+    **{(corpus, "en-fr"): 40_836_715 for corpus in ("wmt14", "wmt16-t2t")},
+    **{("multi30k", pair): 29_000 for pair in ("de-en", "en-fr", "cs-en")},
+    ("iwslt14", "de-en"): 174_443,
+}
 """Training pairs, by the direction that is first in the alphabet. News Commentary 11 of wmt16-t2t is larger than 9 by
 less than the estimates' error."""
 

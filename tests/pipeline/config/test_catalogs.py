@@ -187,6 +187,13 @@ def test_add_writes_a_catalog_of_links(texts: list[str]) -> None:
             assert side.sha256 == hashlib.sha256(Path(side.path).read_bytes()).hexdigest()
 
 
+def test_add_copies_files_that_may_go(texts: list[str]) -> None:
+    assert wmt("catalog", *texts, "--copy") == 0
+    shutil.rmtree("elsewhere")
+    data = catalogs.data_settings(catalogs.load("mine"), "en-de")
+    assert verified(data.train[0].source).read_bytes() == "train\r one\nand\u2028train\n".encode()
+
+
 def test_add_takes_several_test_sets(texts: list[str]) -> None:
     for name in ("news", "medical", "-x"):
         for language in ("en", "de"):
