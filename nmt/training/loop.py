@@ -314,7 +314,8 @@ def main() -> None:
     try:
         with sharing(folder / TRAINERS), join_world(job.training.shards) as world:
             finished = stand_by(folder, world) if world.rank >= world.size else train(job, folder, world)
-            if not finished and world.main:
+            # On several nodes torchrun also stops its workers where a node joins, to start them again with it.
+            if not finished and world.main and os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") == "0":
                 (folder / "interrupted").touch()
     except Exception as error:
         fail(folder, error)

@@ -58,7 +58,9 @@ class Trainer:
         self.parameters = list(self.model.parameters())
         self.block_loss: BlockLoss = portable_loss if self.settings.arithmetic == "portable" else block_loss
         self.compiled = False
-        if world.device.type == "cuda" and is_long(job) and compiler_works(world.device):
+        # Compiled sums are cut by the first batch's size, so that their bits depend on the batch, too.
+        compiling = world.device.type == "cuda" and not self.settings.deterministic and is_long(job)
+        if compiling and compiler_works(world.device):
             self.compile()
         if self.settings.r_drop:
             self.block_loss = r_drop_loss(self.settings.r_drop, self.block_loss)

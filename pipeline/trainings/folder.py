@@ -120,22 +120,22 @@ def launch_and_watch(folder: Path, launch: Launch, show: Show) -> None:
 
 
 def raise_if_refused(folder: Path) -> None:
-    """Raise InputError where a training process reported an error of the user's, which torchrun would only retry."""
+    """Raise what a training process reported and torchrun would only retry: InputError, or OSError for a full disk."""
     # A restart may remove the file at any moment.
     with contextlib.suppress(FileNotFoundError):
         failure = json.loads((folder / "failed.json").read_text(encoding="utf-8"))
         if failure["state"] == "refused":
             raise InputError(str(failure["error"]))
+        if failure.get("errno") in FULL_DISK:
+            raise OSError(failure["errno"], os.strerror(failure["errno"]), failure["file"])
 
 
 def outcome(folder: Path, status: int) -> Exception:
     """Return why a training ended before its last update, from torchrun's exit status and the files that are there."""
     raise_if_refused(folder)
     if (folder / "failed.json").exists():
-        failure = read_json(folder / "failed.json")
-        if failure.get("errno") in FULL_DISK:
-            return OSError(failure["errno"], os.strerror(failure["errno"]), failure["file"])
-        return ChildProcessError(f"a training process failed: {failure['error']}; its output is above")
+        error = read_json(folder / "failed.json")["error"]
+        return ChildProcessError(f"a training process failed: {error}; its output is above")
     if (folder / "interrupted").exists():
         return Interrupted("a training process was asked to stop")
     return unrecorded(folder, status)

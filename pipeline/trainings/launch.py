@@ -60,6 +60,11 @@ def process_count(shards: int, needed: int = 0, threads: int = 1) -> int:
     count = most_processes(gpus or max(1, of_cpu), shards)
     if count < gpus:
         print(f"training uses {count} of {gpus} GPUs: training.shards is {shards}, and the processes must divide it")
+    if gpus and (together := count * nodes()[0]) > shards:
+        at_work = f"{most_processes(together, shards)} of {together} GPUs work, the others stand by"
+        print(
+            f"{at_work}: training.shards is {shards}; set overrides.training.shards to {together}, or use fewer nodes"
+        )
     return count
 
 
@@ -195,7 +200,8 @@ def main() -> None:
         try:
             run.main(arguments(module, count, folder, scratch))
         except SignalException as error:
-            # A requested stop: a traceback would explain nothing.
+            # A requested stop: a traceback would explain nothing. The other nodes would wait for this one.
+            (Path(folder) / "interrupted").touch()
             sys.exit(128 + error.sigval)
         except ChildFailedError as error:
             # The training processes have printed the reason; torchrun's traceback would bury it.

@@ -1,6 +1,7 @@
 """Machines that are lost and not replaced: the training goes on with those that are left, to the same weights."""
 
 import json
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -61,3 +62,24 @@ def test_lost_machines_that_are_not_replaced_change_no_bit(
         assert host.wait(timeout=10 * PATIENCE) == 0
     assert json.loads((folder / "done.json").read_text())["resumes"] >= 1
     assert saved(folder) == saved(tmp_path / "undisturbed")
+
+
+@pytest.mark.timeout(3600)
+def test_a_machine_that_joins_stops_nobody_and_one_that_is_stopped_stops_all(
+    tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the file that every machine's stage looks for; torchrun stops its workers where a machine joins, too."""
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(tiny_job(updates=100 * UPDATES, shards=4, resume_minutes=0.0001)))
+    monkeypatch.setenv("WMT_NODES", "1:4")
+    monkeypatch.setenv("WMT_RENDEZVOUS", f"127.0.0.1:{free_port()}")
+    with running_agents() as start:
+        host = start(tmp_path, 1)
+        wait_for(lambda: reached(tmp_path) > 60)
+        other = start(tmp_path, 1)
+        wait_for(lambda: psutil.Process(other.pid).children())
+        before = reached(tmp_path)
+        wait_for(lambda: reached(tmp_path) > before + 60)
+        assert not (tmp_path / "interrupted").exists()
+        host.terminate()
+        assert host.wait(timeout=10 * PATIENCE) == 128 + signal.SIGTERM
+        assert (tmp_path / "interrupted").exists()

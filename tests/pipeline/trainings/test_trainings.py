@@ -344,7 +344,9 @@ def test_why_a_training_ended_is_told(
         launch_and_watch(tmp_path, ended, lambda *_: None)
 
 
-@pytest.mark.parametrize(("left", "kind"), [(REFUSED, InputError), ({"interrupted": ""}, Interrupted), (FAILED, None)])
+@pytest.mark.parametrize(
+    ("left", "kind"), [(REFUSED, InputError), (FULL, OSError), ({"interrupted": ""}, Interrupted), (FAILED, None)]
+)
 def test_an_error_of_the_users_and_a_stop_of_one_process_end_the_others_at_once(
     tmp_path: Path, left: dict[str, str], kind: type[Exception] | None
 ) -> None:
