@@ -201,7 +201,8 @@ def main() -> None:
             run.main(arguments(module, count, folder, scratch))
         except SignalException as error:
             # A requested stop: a traceback would explain nothing. The other nodes would wait for this one.
-            (Path(folder) / "interrupted").touch()
+            if not (Path(folder) / "done.json").exists():
+                (Path(folder) / "interrupted").touch()
             sys.exit(128 + error.sigval)
         except ChildFailedError as error:
             # The training processes have printed the reason; torchrun's traceback would bury it.
