@@ -1,4 +1,4 @@
-"""The repository of a command: that it is run in its root, and which stage is at work there."""
+"""The repository of a command: that it is run in its root, which stage is at work there, whose results are there."""
 
 from __future__ import annotations
 
