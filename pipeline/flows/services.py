@@ -72,6 +72,8 @@ class Services:
 
     def __init__(self, root: Path) -> None:
         self.ports = free_port("MLFLOW_PORT", 5000), free_port("PREFECT_PORT", 4200)
+        if self.ports[0] == self.ports[1]:
+            raise InputError(f"MLFLOW_PORT and PREFECT_PORT are both {self.ports[0]}: set one of them to another port")
         self.mlflow, self.prefect = (f"http://127.0.0.1:{port}" for port in self.ports)
         # Pages may be opened by either name of this machine.
         mlflow_pages, prefect_pages = (f"http://127.0.0.1:{port},http://localhost:{port}" for port in self.ports)

@@ -1,6 +1,7 @@
 """What `make serve` refuses before it starts anything, and how a worker's flows end; tests/end_to_end starts it."""
 
 import fcntl
+import os
 import signal
 import socket
 import subprocess
@@ -33,6 +34,11 @@ def test_ports_that_cannot_be_used(state: Path, port: str, monkeypatch: pytest.M
         port = port.replace("taken", str(server.getsockname()[1]))
         monkeypatch.setenv("PREFECT_PORT", port)
         check_refusal(f"^PREFECT_PORT is {port}, which is no free port: end the ", services.serve, worker=True)
+
+
+def test_two_servers_need_two_ports(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFECT_PORT", os.environ["MLFLOW_PORT"])
+    check_refusal(r"^MLFLOW_PORT and PREFECT_PORT are both \d+: set one of", services.serve, worker=True)
 
 
 def test_a_second_start_on_the_same_state(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
