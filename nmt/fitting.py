@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ import torch
 
 from nmt import codec
 from nmt.common.files import output_file, sha256_of
+from nmt.common.processes import is_held, sharing
 from nmt.common.tensors import WEIGHTS, load_tensors
 from nmt.errors import InputError, explained
 from nmt.ids import EOS
@@ -54,7 +53,7 @@ TRAINING: Mapping[str, Any] = {
 LONGEST = 256
 """The most subwords of a sentence, its end included."""
 LOCK = "lock"
-"""The file, in the folder of a training, that its process locks."""
+"""The file, in the folder of a training, that its process holds."""
 Pairs = Sequence[Sequence[str]]
 """Two lists: sentences, and their translations in the same order."""
 
@@ -120,7 +119,10 @@ def fit(  # noqa: PLR0913 - settings, by name
         source=languages[0], target=languages[1], vocabulary=vocabulary.size, tokenizer=words, model=job.model,
         search=SEARCH, origin={"made by": "nmt.fit", "updates": job.training.updates},
     )  # fmt: skip
-    with _locked(work):
+    work.mkdir(parents=True, exist_ok=True)
+    if is_held(work / LOCK):
+        raise InputError(f"another process trains in {work}: wait for its end, or name another folder")
+    with sharing(work / LOCK):
         if folder.exists():
             raise InputError(f"{folder} exists by now: another process made it")
         _fill(work, made_of, vocabulary, batches, parent)
@@ -129,20 +131,6 @@ def fit(  # noqa: PLR0913 - settings, by name
         save_model(folder, _trained(job, work), description, work / "subwords")
         shutil.rmtree(work)
     return Translator(folder)
-
-
-@contextmanager
-def _locked(work: Path) -> Iterator[None]:
-    """Hold the folder of a training for this process alone; raise InputError where another one trains in it."""
-    work.mkdir(parents=True, exist_ok=True)
-    with (work / LOCK).open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InputError(f"another process trains in {work}: wait for its end, or name another folder") from None
-        except OSError:
-            pass  # The disk has no locks.
-        yield
 
 
 def _fill(

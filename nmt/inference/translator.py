@@ -57,9 +57,9 @@ class Translator:
 
         `settings`: of the search, by default the first folder's. `engine`: what searches with these models.
         Lines of more than `longest` subwords are split at sentence ends, by default none (`wmt translate`: of more than
-        256); with `split="sentences"` all lines are. Of a
-        line of several sentences that is not split, a model may translate the first alone: it was trained on lines of
-        one. Lines to parse are never split: several trees are no tree of the line.
+        256); with `split="sentences"` all lines are. Of a line of several sentences that is not split, a model may
+        translate the first alone: it was trained on lines of one. Lines to parse are never split: several trees are no
+        tree of the line.
 
         Raises InputError without folders, if a folder is incomplete or has another vocabulary than the first, and if
         `max_extra` leaves no learned position for a source.

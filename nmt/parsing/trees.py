@@ -88,7 +88,7 @@ def escape(word: str) -> str:
 
 def _check_all_closed(stack: list[_Bracket], place: str) -> None:
     if stack:
-        missing = f"lacks {len(stack)} of its closing brackets: add them; if each line is a tree, write it on one"
+        missing = f"lacks {len(stack)} of its closing brackets: add them; where a line is a tree, write it on one line"
         raise InputError(f"{place}: the tree that begins on line {stack[0].line} {missing}")
 
 
