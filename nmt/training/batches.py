@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -26,8 +25,6 @@ from nmt.flops import LengthSums
 from nmt.ids import BOS, PAD
 from nmt.packing import Packed, pack
 
-_Ids = tuple[NDArray[Any], NDArray[Any]]
-"""Offsets of sentences (int32), and the ids of all sentences one after the other (unsigned)."""
 AHEAD = 4
 """Number of updates prepared in advance."""
 BLOCKS = 8
@@ -40,28 +37,32 @@ class Corpus:
     """Pairs of subword ids in memory-mapped Arrow files, whose pages the operating system caches."""
 
     def __init__(self, files: Sequence[Path]) -> None:
-        self._sides: list[tuple[_Ids, _Ids]] = []
-        """Source and target of each record batch."""
+        self._files: list[tuple[NDArray[np.int32], NDArray[np.integer]]] = []
+        """Each file's bytes twice: as numbers of the offsets' type, and as ids."""
         starts, file_starts, self.longest = [0], [0], 0
+        places, offsets = list[list[tuple[int, int]]](), list[list[NDArray[np.int32]]]()
         for path in files:
-            reader = pa.ipc.open_file(pa.memory_map(str(path)))
-            for index in range(reader.num_record_batches):
-                batch = reader.get_batch(index)
-                columns = batch.column("src"), batch.column("tgt")
-                # By DLPack, because `to_numpy` imports pandas, which takes as long as all other imports but torch.
-                src, tgt = ((np.from_dlpack(column.offsets), np.from_dlpack(column.values)) for column in columns)
-                self._sides.append((src, tgt))
-                self.longest = max(self.longest, *(int(np.diff(offsets).max(initial=0)) for offsets, _ in (src, tgt)))
-                starts.append(starts[-1] + batch.num_rows)
+            mapped = pa.memory_map(str(path)).read_buffer()
+            reader = pa.ipc.open_file(mapped)
+            ids = np.dtype(reader.schema.field("src").type.value_type.to_pandas_dtype())
+            numbers = np.frombuffer(mapped, np.int32, mapped.size // 4)
+            self._files.append((numbers, np.frombuffer(mapped, ids, mapped.size // ids.itemsize)))
+            for batch in filter(len, map(reader.get_batch, range(reader.num_record_batches))):
+                places.append([_places(batch.column(name), mapped.address) for name in ("src", "tgt")])
+                offsets.append([numbers[first : first + len(batch) + 1] for first, _ in places[-1]])
+                self.longest = max(self.longest, *(int(np.diff(side).max()) for side in offsets[-1]))
+                starts.append(starts[-1] + len(batch))
             file_starts.append(starts[-1])
         self._starts, self.file_starts = np.array(starts), np.array(file_starts)
+        self._places = np.array(places).reshape(-1, 2, 2)
+        """Of each record batch and side: where in its file offsets and ids begin, [batches, 2, 2]."""
         # Only these arrays grow with the corpus: 2 bytes per side, or 4 if a sentence has 65,536 subwords or more.
         dtype = np.uint16 if self.longest < 2**16 else np.uint32
         self.src_lengths: NDArray[np.unsignedinteger] = np.empty(len(self), dtype)
         """Subwords, EOS included; also of the targets."""
         self.tgt_lengths: NDArray[np.unsignedinteger] = np.empty(len(self), dtype)
-        for (first, last), (src, tgt) in zip(pairwise(starts), self._sides, strict=True):
-            self.src_lengths[first:last], self.tgt_lengths[first:last] = np.diff(src[0]), np.diff(tgt[0])
+        for (first, last), (src, tgt) in zip(pairwise(starts), offsets, strict=True):
+            self.src_lengths[first:last], self.tgt_lengths[first:last] = np.diff(src), np.diff(tgt)
         self.tokens = int(self.src_lengths.sum(dtype=np.int64) + self.tgt_lengths.sum(dtype=np.int64))
         """Subwords of both sides."""
 
@@ -71,17 +72,20 @@ class Corpus:
     def padded(self, side: int, pairs: NDArray[np.integer]) -> Int[np.ndarray, "pairs length"]:
         """Return the ids of the pairs' sources (`side` 0) or targets (1), padded with PAD to the longest.
 
-        The numpy calls handle all pairs of a record batch at once: a loop over pairs would hold Python's lock, which
-        the thread that starts the GPU's kernels needs.
+        The numpy calls handle all pairs of a file at once: a loop over pairs or record batches would hold Python's
+        lock, which the thread that starts the GPU's kernels needs.
         """
         lengths = (self.src_lengths, self.tgt_lengths)[side][pairs]
         columns = np.arange(lengths.max())
         padded = np.full((len(pairs), len(columns)), PAD, dtype=np.int64)
         batches = np.searchsorted(self._starts, pairs, side="right") - 1
-        for batch in np.unique(batches):
-            rows = np.flatnonzero(batches == batch)
-            offsets, ids = self._sides[batch][side]
-            first = offsets[pairs[rows] - self._starts[batch]].astype(np.int64)
+        offset_places, id_places = self._places[batches, side].T
+        offset_places = offset_places + pairs - self._starts[batches]
+        files = np.searchsorted(self.file_starts, pairs, side="right") - 1
+        for file in np.unique(files):
+            rows = np.flatnonzero(files == file)
+            numbers, ids = self._files[file]
+            first = id_places[rows] + numbers[offset_places[rows]]
             row, column = np.nonzero(columns < lengths[rows, None])
             padded[rows[row], column] = ids[first[row] + column]
         return padded
@@ -91,6 +95,12 @@ class Corpus:
         src, tgt = self.src_lengths[pairs].astype(np.int64), self.tgt_lengths[pairs].astype(np.int64)
         sums = (src.sum(), tgt.sum(), (src**2).sum(), (tgt**2).sum(), (src * tgt).sum())
         return LengthSums(len(pairs), *map(int, sums))
+
+
+def _places(column: pa.ListArray, start: int) -> tuple[int, int]:
+    """Return where a column's offsets and ids begin, counted in their own sizes from the address `start`."""
+    values = column.values
+    return (column.buffers()[1].address - start) // 4, (values.buffers()[1].address - start) // values.type.byte_width
 
 
 def train_files(folder: Path) -> list[Path]:

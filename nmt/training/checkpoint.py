@@ -5,7 +5,7 @@ Weights are safetensors files. A file or folder appears under its name when it i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -13,7 +13,6 @@ from torch import Tensor
 
 from nmt.common.files import writing
 from nmt.common.tensors import load_tensors, save_tensors
-from nmt.model import Transformer
 
 
 def checkpoint_path(folder: Path, update: int) -> Path:
@@ -30,10 +29,10 @@ def update_of(path: Path) -> int:
     return int(path.stem.removeprefix("update-"))
 
 
-def save_checkpoint(folder: Path, update: int, model: Transformer, keep: int) -> None:
+def save_checkpoint(folder: Path, update: int, weights: Mapping[str, Tensor], keep: int) -> None:
     """Save the weights after `update`, then remove all checkpoints but the newest `keep`."""
     with writing(checkpoint_path(folder, update)) as temporary:
-        save_tensors(temporary, model.state_dict())
+        save_tensors(temporary, weights)
     for old in checkpoints(folder)[:-keep]:
         old.unlink()
 

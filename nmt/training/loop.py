@@ -30,6 +30,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 import torch
+from torch import Tensor
 
 from nmt.common.files import FULL_DISK, flush, read_yaml, write_json
 from nmt.common.processes import INTERRUPTED, TRAINERS, UNRECORDED, die_with_parent, sharing
@@ -41,7 +42,7 @@ from nmt.training.distributed import World, join_world, peer_is_lost
 from nmt.training.history import CHAIN, HISTORY, read_history
 from nmt.training.measurements import Measurements
 from nmt.training.settings import Job
-from nmt.training.state import TrainState
+from nmt.training.state import ResumeConditions, TrainState
 from nmt.training.trainer import Trainer
 
 __all__ = ["Job", "train"]
@@ -56,9 +57,9 @@ class Attempt:
         self.report_every = max(1, min(100, self.settings.updates // 100))
         self.keep_every = chain.keep_every(self.settings)
         self._saved = time.monotonic()
-        self._hashing = ThreadPoolExecutor(1, "hashing")
+        self._writing = ThreadPoolExecutor(1, "links")
         self._link: Future[None] = Future()
-        """The last link of the chain, which a thread adds."""
+        """The last link of the chain and its checkpoint, which a thread writes."""
         self._link.set_result(None)
 
     def resume(self, path: Path | None, damaged: Sequence[Path]) -> None:
@@ -113,15 +114,12 @@ class Attempt:
 
         An end by patience leaves no other traces than a stop, so that training can go on with more patience.
         """
-        trainer, settings, world = self.trainer, self.settings, self.trainer.world
+        trainer, settings = self.trainer, self.settings
         # A kill may have come before done.json, or the setting is new.
         last_update = trainer.update if self.out_of_patience() else last_update
         for update in ahead(trainer.updates(self.corpus, last_update)):
             with arithmetic(settings.arithmetic):
                 trainer.step(update)
-            if update.number % settings.checkpoint_every == 0 and world.main:
-                folder = self.folder / "checkpoints"
-                checkpoint.save_checkpoint(folder, update.number, trainer.model, settings.keep_checkpoints)
             last = update.number == settings.updates
             if update.number % settings.validate_every == 0 or last:
                 self.validate(valid)
@@ -140,9 +138,10 @@ class Attempt:
                 self.save()
                 return False
         trainer.measured.collect()
-        self.add_link()
+        if not chain.is_link(settings, trainer.update):
+            self.add_link()
         self.save()
-        if world.main:
+        if trainer.world.main:
             write_json(self.folder / "done.json", history.summary(trainer.job, trainer.measured.saved()))
         return True
 
@@ -181,7 +180,10 @@ class Attempt:
         return self.keep_every is not None and update % self.keep_every == 0 and update < self.settings.updates
 
     def add_link(self) -> None:
-        """Append a link to the chain of hashes on the main rank; keep the state every `keep_every` updates."""
+        """Append a link to the chain of hashes on the main rank; keep the state every `keep_every` updates.
+
+        A thread does so while training continues. Each checkpoint has a link, so the thread writes it, too.
+        """
         trainer, update = self.trainer, self.trainer.update
         if self.keeps(update):
             trainer.measured.collect()  # A saved state has the sums of an unfinished interval, from every rank.
@@ -190,10 +192,16 @@ class Attempt:
         self._link.result()  # Raises the error that prevented it.
         copies = chain.host_copies(trainer.model, trainer.optimizer)
         # On 8 GPUs, hashing the 757 MB of base while all wait would take several percent of the time.
-        given = self.folder, self.settings, update, copies, trainer.conditions()
-        self._link = self._hashing.submit(chain.add_link, *given)
+        self._link = self._writing.submit(self._write_link, update, copies, trainer.conditions())
         if self.keeps(update):
             self.save()
+
+    def _write_link(self, update: int, copies: Sequence[Mapping[str, Tensor]], conditions: ResumeConditions) -> None:
+        """Write the checkpoint and the link after `update`, of copies of weights and moments."""
+        if update % self.settings.checkpoint_every == 0:
+            folder = self.folder / "checkpoints"
+            checkpoint.save_checkpoint(folder, update, copies[0], self.settings.keep_checkpoints)
+        chain.add_link(self.folder, self.settings, update, copies, conditions)
 
     def save(self) -> None:
         """Save the state on the main rank, which alone decides when. Every rank must have called `collect` before."""

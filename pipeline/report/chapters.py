@@ -126,7 +126,8 @@ def groups(
     data: DataSettings, codec: Codec, lines: Sequence[sentences.Line], title: str, tokenize: str | None
 ) -> list[Block]:
     """Return the scores, named `title`, of the test set's lines by length, and of its words by frequency."""
-    blocks: list[Block] = [Heading("By length", 3), sentences.by_length({title: lines}, data.target, tokenize)]
+    languages = data.source, data.target
+    blocks: list[Block] = [Heading("By length", 3), sentences.by_length({title: lines}, languages, tokenize)]
     if task_of(data.target) is not PARSING:
         counts = sentences.word_counts(paths.tokenized("train", data.target))
         blocks += [

@@ -157,5 +157,5 @@ def blocks(
         Heading("Scores"),
         Table(("results/scores.json", *names), measured),
         Heading(f"{task.title} by length", 3),
-        sentences.by_length(systems, first.languages[1], second.configuration.get("scoring.tokenize")),
+        sentences.by_length(systems, first.languages, second.configuration.get("scoring.tokenize")),
     ]

@@ -14,6 +14,7 @@ from nmt.common.files import write_text
 from nmt.errors import InputError
 from nmt.evaluation import scoring
 from nmt.task import task_of
+from nmt.text import scripts
 from nmt.text.parallel_text import read_lines
 from pipeline.report.page import Table, View
 
@@ -84,16 +85,24 @@ def extremes(lines: Sequence[Line], metric: str) -> Table:
     return Table(("line", metric, "source", "reference", "output"), rows, link="#line=")
 
 
-def by_length(systems: Mapping[str, Sequence[Line]], target: str, tokenize: str | None) -> Table:
-    """Return the headline score by the number of words of the source, shortest first; no empty groups."""
-    texts = ([[getattr(line, text) for line in lines] for text in Line._fields[:3]] for lines in systems.values())
-    scorer = scoring.scorer_of(target, tokenize)
-    measured = [scorer.by_length(source, output, reference) for source, reference, output in texts]
+def by_length(systems: Mapping[str, Sequence[Line]], languages: tuple[str, str], tokenize: str | None) -> Table:
+    """Return the headline score by the number of words of the source, shortest first; no empty groups.
+
+    Of a source without spaces between words, by the number of characters.
+    """
+    source, target = languages
+    scorer, header = scoring.scorer_of(target, tokenize), task_of(target).counted
+    if not scripts.has_spaces(source):
+        header = ("characters of the source", header[1])
+    measured = []
+    for lines in systems.values():
+        sources = [" ".join(scripts.tokens(line.source, source)) for line in lines]
+        measured.append(scorer.by_length(sources, [line.output for line in lines], [line.reference for line in lines]))
     rows = [
         (name, f"{count:,}", *(f"{groups[name][1]:.1f}" for groups in measured))
         for name, (count, _) in measured[0].items()
     ]
-    return Table((*task_of(target).counted, *systems), rows)
+    return Table((*header, *systems), rows)
 
 
 def word_counts(training: Path) -> Counter[str]:

@@ -29,7 +29,7 @@ from nmt import flops, hardware
 from nmt.common.processes import die_with_parent, end, start
 from nmt.common.tensors import digest
 from nmt.model import Transformer
-from nmt.training.batches import Corpus, train_files
+from nmt.training.batches import Corpus, ahead, train_files
 from nmt.training.distributed import World, join_world, most_processes
 from nmt.training.loop import fail
 from nmt.training.settings import Job
@@ -62,21 +62,21 @@ def work(case: dict[str, Any], corpus: str) -> None:
     job, updates = settings(case, corpus), case["updates"]
     with join_world(job.training.shards) as world:
         trainer = Trainer(job, world)
-        feed = list(islice(trainer.updates(Corpus(train_files(Path(corpus))), updates + 3), updates + 3))
+        feed = ahead(trainer.updates(Corpus(train_files(Path(corpus))), updates + 3))
         wait = torch.cuda.synchronize if world.device.type == "cuda" else lambda: None
-        for update in feed[:3]:
+        for update in islice(feed, 3):
             trainer.step(update)
         if case.get("fail") and world.rank == world.size - 1:
             raise RuntimeError("this rank fails on purpose")
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
         wait()
         with profile(activities=activities) if case.get("profile") else nullcontext() as profiled:
-            started = time.perf_counter()
-            for update in feed[3:]:
+            started, counted = time.perf_counter(), 0.0
+            for update in feed:  # A thread makes the batches meanwhile, as in a training.
                 trainer.step(update)
+                counted += flops.training_flops(job.model, job.output_rows, update.sums)
             wait()
             seconds = time.perf_counter() - started
-        counted = sum(flops.training_flops(job.model, job.output_rows, update.sums) for update in feed[3:])
         sheet = hardware.data_sheet(trainer.conditions().device)
         peak = (sheet and sheet.bfloat16) or hardware.measure(world.device.type, 1.0, torch.bfloat16)
         values = {"rate": updates / seconds, "share": counted / seconds / world.size / peak}

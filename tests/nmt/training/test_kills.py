@@ -113,7 +113,7 @@ def test_a_killed_checkpoint_leaves_those_before_until_it_is_whole(tmp_path: Pat
 
     def save(folder: Path, update: int) -> None:
         fill(model, optimizer, update)
-        checkpoint.save_checkpoint(folder, update, model, keep=2)
+        checkpoint.save_checkpoint(folder, update, model.state_dict(), keep=2)
 
     for update in (1, 2):
         save(tmp_path / "made", update)

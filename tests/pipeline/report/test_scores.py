@@ -3,7 +3,7 @@
 from typing import Any
 
 from pipeline.config.corpora import RunSettings
-from pipeline.report import page, scores
+from pipeline.report import page, scores, sentences
 
 SCORES = {"": 91.25, "_low": 90.0, "_high": 92.0, "_at_most_40_words": 92.0, "_recall": 91.0, "_precision": 91.5,
           "_complete_match": 40.0, "_average_crossing": 1.5, "_malformed": 0.015, "_not_scored": 0}  # fmt: skip
@@ -58,3 +58,10 @@ def test_multi30k_stands_beside_what_others_report_where_set_direction_and_measu
     assert "| **this run (small, multi30k), test2016, 1000 lines** | **40.53** |" in told
     assert "What others report" not in text("de-en", bleu_lowercased_moses=40.53)
     assert "What others report" not in text("en-de"), "sacreBLEU is another measure"
+
+
+def test_chinese_sources_are_grouped_by_their_characters() -> None:
+    lines = [sentences.Line(source, "a b c d", "a b c d", 100.0) for source in ("一只狗", "一只棕色的狗在草地上奔跑")]
+    table = sentences.by_length({"BLEU": lines}, ("zh", "en"), None)
+    assert table.header[0] == "characters of the source"
+    assert [row[0] for row in table.rows] == ["0 to 10", "11 to 20"]
