@@ -43,6 +43,9 @@ class TrainingSettings(Settings):
     r_drop: Annotated[float, Field(ge=0.0)] = 0.0
     """The weight alpha of R-Drop (arXiv:2106.14448, Eq. 4): each pair goes through the model twice, with other dropout,
     and the two distributions are made alike. An update takes about twice the time; 0: once."""
+    ema_decay: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
+    """The model is an exponential moving average of the weights that are trained: after each update it keeps this share
+    of itself, in the first updates less. Validations and checkpoints are of it. 0: the trained weights themselves."""
     precision: Precision
     """Of matrix products; weights and optimizer state are always float32."""
     arithmetic: Literal["ordinary", "portable"] = "ordinary"
@@ -72,8 +75,9 @@ class TrainingSettings(Settings):
 
     @model_validator(mode="after")
     def _fits_portable_arithmetic(self) -> TrainingSettings:
-        if self.arithmetic == "portable" and (self.precision != "float32" or self.r_drop):
-            raise ValueError("training.arithmetic portable needs training.precision float32 and training.r_drop 0")
+        if self.arithmetic == "portable" and (self.precision != "float32" or self.r_drop or self.ema_decay):
+            needed = "training.precision float32, training.r_drop 0 and training.ema_decay 0"
+            raise ValueError(f"training.arithmetic portable needs {needed}")
         return self
 
     @property

@@ -180,12 +180,13 @@ def load_state(path: Path, model: Transformer, optimizer: torch.optim.Optimizer)
     state = read_state(path)
     load_weights(path / WEIGHTS, model)
     saved = load_tensors(path / MOMENTS)
+    keys = {key.partition(".")[0] for key in saved}
     for name, parameter in model.named_parameters():
         optimizer.state[parameter] = {
             # Fused Adam keeps its step count on the parameter's device. On CPUs a tensor that is no copy keeps the file
             # mapped into memory.
             key: saved[f"{key}.{name}"].to(parameter.device, copy=True)
-            for key in ("step", "exp_avg", "exp_avg_sq")
+            for key in keys
         }
     return state
 

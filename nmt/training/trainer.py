@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from nmt.common.cpu import processor
 from nmt.errors import InputError
@@ -41,6 +42,8 @@ SAMPLE_BATCH = 64
 OUT_OF_MEMORY = re.compile("DefaultCPUAllocator|CU(BLAS|DNN)_STATUS_ALLOC_FAILED|CUDA.*out of memory")
 COMPILED_OPERATIONS = 2e16
 """A training of at least so many operations is compiled. A GPU does fewer in about the time that compiling takes."""
+TRAINED = "trained"
+"""With `ema_decay`, the key of a parameter's trained value in the optimizer's state, with its moments."""
 STOP_EVERY = 4
 """Every so many updates, about once a second, several GPUs ask each other whether to stop, and wait for the answer."""
 
@@ -134,6 +137,7 @@ class Trainer:
         The learning rate is Eq. 3.
         """
         self.model.train()
+        self._swap_weights()
         self.optimizer.zero_grad(set_to_none=self.overlapped is None)
         gradients = self.overlapped or Gradients(self.parameters, self.world)
         losses = torch.zeros(len(update.shards), 2, dtype=torch.float64, device=self.world.device)
@@ -151,7 +155,29 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(update.number, self.job.model.d_model, self.settings)
         self.optimizer.step()
+        if self.settings.ema_decay:
+            self._average_weights(update.number)
         self.measured.add_update(update, losses, norm)
+
+    def _swap_weights(self) -> None:
+        """Exchange the model's weights for those that the optimizer keeps: with `ema_decay`, means for trained ones."""
+        for parameter in self.parameters:
+            if TRAINED in (kept := self.optimizer.state[parameter]):
+                parameter.data, kept[TRAINED] = kept[TRAINED], parameter.data
+
+    def _average_weights(self, number: int) -> None:
+        """Move the means towards the trained weights and give them to the model.
+
+        Early means follow faster, so that they forget the first weights.
+        """
+        states = [self.optimizer.state[parameter] for parameter in self.parameters]
+        if TRAINED in states[0]:
+            decay = min(self.settings.ema_decay, (1 + number) / (10 + number))
+            get_ema_multi_avg_fn(decay)([kept[TRAINED] for kept in states], self.parameters, number)
+            self._swap_weights()
+        else:
+            for parameter, kept in zip(self.parameters, states, strict=True):
+                kept[TRAINED] = parameter.detach().clone()
 
     def _backward(
         self, shard: Batch | None, seed: int, tokens: int, gradients: Gradients | OverlappedGradients

@@ -82,23 +82,25 @@ def process_memory(
     layer = 26 * model.d_model + 4 * model.d_ff + int(6 * model.h * subwords)
     in_turn = training.shards if training.deterministic or not machine.gpus() else 1
     activations = training.passes * training.tokens // parts(training) * (model.N * layer + 4 * model.d_model) * 4
-    # Weights, two moments, and gradients: a process that has all shards keeps as many sums as the tree has levels.
+    # Weights, their means, two moments, and gradients: a process that has all shards keeps as many sums as the tree has
+    # levels.
     gradients = max(1, in_turn.bit_length() - 1)
-    return RESERVE + (3 + gradients) * weights + activations
+    return RESERVE + (3 + bool(training.ema_decay) + gradients) * weights + activations
 
 
 def needs(configuration: Configuration, corpus: CorpusSize) -> tuple[dict[str, tuple[int, int]], int, int]:
     """Return bytes of disk by stage (state root, repository), of memory of each process, and training's operations."""
     model, training = configuration.model, configuration.training
     weights = 4 * parameters(model, corpus.vocabulary, corpus.target_vocabulary)
-    text = 2 * LINE * corpus.pairs
+    text, averaged = 2 * LINE * corpus.pairs, bool(training.ema_decay)
     id_bytes = 2 if corpus.vocabulary <= 65_535 else 4
     disk = {
         "download": (sum(archive.bytes or 0 for archive in configuration.data.archives), text),
         "tokenize": (0, int(1.1 * text)),
         "binarize": (0, int(corpus.pairs * (2 * corpus.subwords * id_bytes + 16))),
-        # The checkpoints, and weights and both moments of the kept states, the last and the one being written.
-        "train": (weights * (training.keep_checkpoints + 3 * (training.keep_states + 2)), 0),
+        # The checkpoints, and weights, their means and both moments of the kept states, the last and the one being
+        # written.
+        "train": (weights * (training.keep_checkpoints + (3 + averaged) * (training.keep_states + 2)), 0),
         "average": (0, 2 * weights),
     }
     tokens = training.updates * training.tokens

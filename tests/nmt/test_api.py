@@ -39,6 +39,7 @@ def test_the_defaults_are_row_base_on_one_device() -> None:
     assert {**MODEL, **fixed} == base["model"]
     differing = {"shards": 1, "precision": "float32"}
     added = {"arithmetic", "deterministic", "patience", "r_drop", "validation_sample", "verify_every", "keep_states"}
+    added.add("ema_decay")
     assert {name: value for name, value in base["training"].items() if name not in added} | differing == TRAINING
 
 
@@ -49,8 +50,10 @@ def test_the_defaults_are_row_base_on_one_device() -> None:
         ({"pairs": (["a", ""], ["", "x"])}, "no pair of `pairs` has text on both sides and at most 256 subwords"),
         ({"valid": ([], [])}, "no pair of `valid` has text on both sides and at most 256 subwords on each"),
         ({"training": {"epochs": 3}}, "training.epochs is 3; extra"),
-        ({"training": {"arithmetic": "portable", "precision": "bfloat16"}}, "needs training.precision float32 and"),
-        ({"training": {"arithmetic": "portable", "r_drop": 5.0}}, "and training.r_drop 0: change"),
+        *(
+            ({"training": {"arithmetic": "portable", name: value}}, "needs training.precision float32, training.r_drop")
+            for name, value in (("precision", "bfloat16"), ("r_drop", 5.0), ("ema_decay", 0.9))
+        ),
         ({"training": {"start_from": {"folder": "there"}}}, "`fit` itself has the argument start_from"),
         ({"pairs": ("ab", "xy")}, "a string in place of a list"),
         ({"folder": "there/file/new"}, "new.training/made_of cannot be written"),

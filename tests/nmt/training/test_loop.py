@@ -52,6 +52,7 @@ def test_translations_change_no_weight(tmp_path: Path, tiny_job: MakeJob, monkey
     ("changes", "stops"),
     [
         ({"updates": 18}, [7, 8, 13]),
+        ({"updates": 18, "ema_decay": 0.6}, [1, 8]),
         # Every second update has a record: the stop is between two.
         ({"updates": 200, "shards": 1, "validate_every": 200, "checkpoint_every": 200}, [7]),
     ],

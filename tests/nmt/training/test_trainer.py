@@ -79,6 +79,21 @@ def test_r_drop_compares_the_two_passes_of_a_position(tiny_job: MakeJob) -> None
     assert twice.nll == pytest.approx(once.nll, rel=1e-5)
 
 
+def test_with_ema_decay_the_model_is_a_mean_of_what_is_trained(tiny_job: MakeJob) -> None:
+    """The same weights are trained; the share that the mean keeps of itself rises from 3/12 after update 2 to 0.4."""
+    plain, averaged = (trainer_of(tiny_job(ema_decay=decay)) for decay in (0.0, 0.4))
+    means = list[Tensor]()
+    for number, share in ((1, 0.0), (2, 3 / 12), (3, 4 / 13), (5, 0.4), (6, 0.4)):
+        for trainer in (plain, averaged):
+            trainer.step(an_update(trainer, number))
+        weights = [parameter.detach().clone() for parameter in plain.parameters]
+        trained = [averaged.optimizer.state[parameter].get("trained") for parameter in averaged.parameters]
+        assert all(map(torch.equal, weights, trained))
+        means = [share * mean + (1 - share) * new for mean, new in zip(means or weights, weights, strict=True)]
+        torch.testing.assert_close(averaged.parameters, means, rtol=0, atol=1e-6)
+    assert averaged.validate(valid_set(averaged)) != plain.validate(valid_set(plain))
+
+
 @contextmanager
 def dropouts_watched(trainer: Trainer) -> Iterator[list[tuple[str, Tensor, Tensor]]]:
     """The name, input and output of each dropout that a pass goes through."""

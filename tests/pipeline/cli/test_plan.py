@@ -59,6 +59,9 @@ def test_more_of_everything_needs_more() -> None:
     twice = base.model_copy(update={"training": base.training.model_copy(update={"r_drop": 5.0})})
     _, larger, slower = cost.needs(twice, corpus)
     assert (larger > small, slower) == (True, 2 * quick)
+    averaged = base.model_copy(update={"training": base.training.model_copy(update={"ema_decay": 0.99})})
+    disk, larger, as_quick = cost.needs(averaged, corpus)
+    assert (larger > small, disk["train"] > less["train"], as_quick) == (True, True, quick)
 
 
 def counted(folder: Path, monkeypatch: pytest.MonkeyPatch, **numbers: int) -> None:
