@@ -147,6 +147,7 @@ def _word_piece_tokenizer(subwords: Subwords) -> dict[str, Any]:
     line, end = {"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": eos, "type_id": 0}}
     normalizers = [
         {"type": "Replace", "pattern": {"Regex": LINE_BREAKERS.pattern}, "content": " "},
+        {"type": "Strip", "strip_left": True, "strip_right": True},
         {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE},
         {"type": "Prepend", "prepend": _SPACE},
     ]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import shutil
 import sys
+from functools import partial
 from importlib import import_module  # noqa: TID251 # see `__init__`
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizer
 
 
 class TransformersTokenizer(PreTrainedTokenizer):
@@ -33,6 +34,10 @@ class TransformersTokenizer(PreTrainedTokenizer):
         self.source, self.target = (moses.Moses(language, chosen) for language in (source_lang, target_lang))
         self._switch_to_input_mode()
         super().__init__(source_lang=source_lang, target_lang=target_lang, words=words, **options)
+
+    def __reduce__(self) -> Any:
+        """Open the folder again in another process, which has no nmt: caches of words cannot be pickled."""
+        return partial(AutoTokenizer.from_pretrained, str(self.folder.parent.resolve()), trust_remote_code=True), ()
 
     @property
     def vocab_size(self) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,11 @@ def _check(hypotheses: Lines, references: Lines, names: Sequence[object] = ("out
         raise InputError("there is no line to score")
 
 
+def _check_language(lang: str) -> None:
+    if not re.fullmatch(LANGUAGE, lang):
+        raise InputError(f"the language is `{lang}`: give the target's ISO 639 code, as `de` or `zh_Hans`")
+
+
 def corpus_score(metric: Metric, hypotheses: Lines, references: Lines) -> tuple[float, str]:
     """Return a metric's score of all lines in percent, and its signature."""
     _check(hypotheses, references)
@@ -98,13 +103,19 @@ def headline(lang: str, tokenize: str | None = None, *, lowercase: bool = False)
         return CHRF(lowercase=lowercase)
 
 
-def sacrebleu(hypotheses: Lines, references: Lines, lang: str = "", tokenize: str | None = None) -> tuple[float, str]:
+def sacrebleu(
+    hypotheses: Iterable[str], references: Iterable[str], lang: str = "", tokenize: str | None = None
+) -> tuple[float, str]:
     """Return cased sacreBLEU of detokenised lines in percent, and its signature.
 
     `lang`, the target's code, or `tokenize` chooses sacreBLEU's tokenizer; without, it is 13a. Raises InputError as
-    `metric` does, and unless there is one translation for each reference.
+    `metric` does, where `lang` is no code, and unless there is one translation for each reference.
     """
-    return corpus_score(metric(lang, tokenize), hypotheses, references)
+    if lang:
+        _check_language(lang)
+    # A string would be a list of letters.
+    lists = (lines if isinstance(lines, str) else list(lines) for lines in (hypotheses, references))
+    return corpus_score(metric(lang, tokenize), *lists)
 
 
 def chrf(hypotheses: Lines, references: Lines, *, lowercase: bool = False) -> tuple[float, str]:
@@ -214,8 +225,7 @@ def score_systems(
 
     Raises InputError as `score` does, and where `lang` is no code.
     """
-    if not re.fullmatch(LANGUAGE, lang):
-        raise InputError(f"--lang is `{lang}`: give the target's ISO 639 code, as `de` or `zh_Hans`")
+    _check_language(lang)
     references = read_lines(reference)
     systems = [read_lines(path) for path in hypotheses]
     for path, lines in zip(hypotheses, systems, strict=True):
@@ -224,7 +234,9 @@ def score_systems(
     for path, lines in zip(hypotheses, systems, strict=True):
         report = {"hypothesis": str(path), **score(lines, references, lang, tokenize, lowercase=lowercase)}
         if with_ter:  # Snover et al. 2006; lower is better
-            report["ter"], report["ter_signature"] = corpus_score(TER(), lines, references)
+            asian = not has_spaces(lang)
+            ter = TER(normalized=asian, asian_support=asian)
+            report["ter"], report["ter_signature"] = corpus_score(ter, lines, references)
         if reports:
             report |= vars(compare(systems[0], lines, references, headline(lang, tokenize, lowercase=lowercase)))
         reports.append(report)

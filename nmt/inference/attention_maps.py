@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,7 +85,11 @@ def draw_lines(looked: Attention, name: str, layer: int) -> bytes:
     heads, rows = weights.shape[0], max(len(queries), len(keys))
     columns = min(heads, COLUMNS)
     lines = math.ceil(heads / columns)
-    with matplotlib.rc_context({"svg.hashsalt": name, "font.size": 8}):
+    # Text stays text: the viewer's fonts have scripts that matplotlib's font lacks, of which it warns.
+    with (
+        matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "none", "font.size": 8}),
+        warnings.catch_warnings(action="ignore"),
+    ):
         figure = Figure(figsize=(2.4 * columns, (0.22 * rows + 0.5) * lines), layout="constrained")
         for head, axes in enumerate(figure.subplots(lines, columns, squeeze=False).flat):
             axes.axis("off")

@@ -153,7 +153,7 @@ class Translator:
 
     def _translation(self, line: str, pieces: list[Piece], of_pieces: list[list[Hypothesis]]) -> Translation:
         if not pieces:
-            copied = "" if self.model.writes_trees or is_blank(line) or _WORDS.search(line) else line.strip()
+            copied = "" if self.model.writes_trees or is_blank(line) or _WORDS.search(line) else " ".join(line.split())
             return Translation(line, [], [], [copied], [])
         if len(pieces) == 1:
             decoded = [self._decode(one.ids, pieces[0]) for one in of_pieces[0]]

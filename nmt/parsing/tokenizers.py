@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from nmt.errors import InputError
 from nmt.ids import UNK
 from nmt.parsing.delinearisation import align, delinearise
-from nmt.parsing.trees import Linearisation, escape, linearise, read_trees, words_of
+from nmt.parsing.trees import Linearisation, escape, linearise, normalise, read_trees, words_of
 from nmt.text.settings import SubwordSettings
 from nmt.text.subwords import SPECIALS, Subwords
 
@@ -39,11 +39,12 @@ class TreeTokenizer:
         self.scheme, self.symbols = scheme, frozenset(symbols)
 
     def tokenize(self, line: str, number: int = 1) -> str:
-        """Return the symbols of the tree in line `number`; raise InputError if it is no tree."""
+        """Return the symbols of the tree in line `number`, normalised; raise InputError if it is no tree."""
         trees = list(read_trees([line], "the target", number))
         if len(trees) > 1:
             raise InputError(f"line {number} of the target holds {len(trees)} trees: write one a line")
-        return " ".join(linearise(trees[0], self.scheme)) if trees else ""
+        tree = normalise(trees[0], Counter()) if trees else None
+        return " ".join(linearise(tree, self.scheme)) if tree else ""
 
     def detokenize(
         self, line: str, source: str, attention: Attention | None = None, repairs: Counter[str] | None = None

@@ -107,11 +107,13 @@ class Moses:
     def tokenize(self, line: str) -> str:
         """Normalise a line; return its words with one space between. Nothing is escaped as XML.
 
+        Without Moses' rules spaces inside the line stay; those at its ends would be pieces of their own.
+
         Equals sacremoses' tokenizer, and is several times faster because it caches words.
         """
         line = self.normalize(line)
         if self._settings.tokenizer == "none":
-            return LINE_BREAKERS.sub(" ", line)
+            return LINE_BREAKERS.sub(" ", line).strip()
         words = line.split()
         if _JUNK.search(line):
             words = _JUNK.sub("", " ".join(words)).split()

@@ -13,14 +13,17 @@ SENTENCE_END = re.compile(
     r"|[\u3002\uff01\uff1f\uff61][\u300d\u300f\u201d\u2019\uff09\u300b\u3011]*\s*(?=[^\s\u3002\uff01\uff1f])"
 )
 """The second alternative is of Chinese and Japanese, which have no space after a sentence."""
+_DOTTED = re.compile(r"(?:[^\W\d]{1,3}\.)+[^\W\d]{1,3}")
+"""Several letters with dots between, as `U.S` and `Ph.D`, without the last dot."""
 
 
 @cache
-def abbreviations(language: str) -> frozenset[str]:
-    """Return the words after which a dot ends no sentence, without the dot: Moses' for the language."""
+def abbreviations(language: str) -> dict[str, bool]:
+    """Return Moses' abbreviations without their dot, each with whether it is one before a number alone."""
     from sacremoses.corpus import NonbreakingPrefixes
 
-    return frozenset(entry.split()[0] for entry in NonbreakingPrefixes().words(code(language)))
+    entries = map(str.split, NonbreakingPrefixes().words(code(language)))
+    return {word: "#NUMERIC_ONLY#" in rest for word, *rest in entries}
 
 
 def split_sentences(line: str, language: str) -> list[str]:
@@ -32,9 +35,8 @@ def split_sentences(line: str, language: str) -> list[str]:
     sentences, start = [], 0
     for end in SENTENCE_END.finditer(line):
         word = (end[1] or "").lstrip("\"'(\u201c\u201e\u00ab[")
-        if end[1] is not None and (
-            end[2].islower() or (line[end.end(1)] == "." and (word in shortened or "." in word.rstrip(".")))
-        ):
+        short = (word in shortened and (not shortened[word] or end[2].isdecimal())) or _DOTTED.fullmatch(word)
+        if end[1] is not None and (end[2].islower() or (line[end.end(1)] == "." and short)):
             continue
         sentences.append(line[start : end.end()].strip())
         start = end.end()

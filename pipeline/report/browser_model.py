@@ -153,7 +153,7 @@ def section(folder: Path, examples: Sequence[str]) -> list[Block]:
         "examples": list(examples),
         "seen": None if (seen := words.load([folder / "subwords"])) is None else sorted(seen),
         "most": words.MOST,
-        "abbreviations": sorted(abbreviations(description.source)),
+        "abbreviations": abbreviations(description.source),
         "sentenceEnd": SENTENCE_END.pattern.replace(r"\"", '"').replace(r"\w", r"[\p{L}\p{N}_]"),
         "between": "" if scripts.code(description.target) in scripts.SENTENCES_JOINED else " ",
     }

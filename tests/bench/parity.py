@@ -1,7 +1,7 @@
 """How fast the model learns: validation perplexity by update, beside fairseq's on the same subwords and settings.
 
     python -m tests.bench.parity --train BASE --valid BASE [--seeds 1 2 3] [--shape small] [--updates 1000]
-        [--initialisation fairseq tensor2tensor glorot] [--fairseq BIN]
+        [--initialisation fairseq tensor2tensor glorot] [--ema-decay 0.98] [--fairseq BIN]
 
 BASE.en and BASE.de hold subwords separated by spaces, a sentence a line. BIN is the folder bin of a virtual environment
 with fairseq 0.12.2 (Python 3.10, torch 2.2.2); without it ours alone is trained. Both train the post-norm Transformer
@@ -58,7 +58,8 @@ def ours(a: argparse.Namespace, seed: int, initialisation: str, corpus: Path, vo
     training = {
         "updates": a.updates, "tokens": a.tokens, "shards": 1, "warmup_steps": a.warmup, "learning_rate_scale": scale,
         "beta1": 0.9, "beta2": 0.98, "epsilon": 1e-8, "eps_ls": 0.1, "precision": a.precision, "seed": seed,
-        "validate_every": a.every, "checkpoint_every": a.updates, "keep_checkpoints": 1, "resume_minutes": 60.0,
+        "ema_decay": a.ema_decay, "validate_every": a.every, "checkpoint_every": a.updates, "keep_checkpoints": 1,
+        "resume_minutes": 60.0,
     }  # fmt: skip
     job = Job.model_validate({"model": model, "training": training, "vocabulary": vocabulary, "corpus": str(corpus)})
     valid, trainer, curve = Corpus([corpus / "valid.arrow"]), Trainer(job, World(0, 1, torch.device("cpu"))), Curve()
@@ -103,6 +104,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--initialisation", nargs="+", default=["fairseq"])
     parser.add_argument("--precision", default="float32")
+    parser.add_argument("--ema-decay", type=float, default=0.0)
     for name, default in (("updates", 1000), ("every", 250), ("tokens", 4096), ("warmup", 2000)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--peak", type=float, default=0.005, help="the learning rate after the warm-up")

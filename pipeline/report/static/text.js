@@ -16,14 +16,17 @@ const escaped = (code) => `\\u{${code.toString(16)}}`;
 /** Return the inside of a character class for ranges of code points. */
 const inside = (ranges) => ranges.map(([low, high]) => `${escaped(low)}-${escaped(high)}`).join("");
 
+const DOTTED = /^(?:[\p{L}_]{1,3}\.)+[\p{L}_]{1,3}$/u;
+
 /** Return the sentences of a line, as nmt/text/sentences.py does, with its expression and its `abbreviations`. */
 function splitSentences(line, expression, abbreviations) {
+  const isShort = (word, next) => (abbreviations.has(word) && (!abbreviations.get(word) || /\p{Nd}/u.test(next))) || DOTTED.test(word);
   const found = [];
   let start = 0;
   for (const end of line.matchAll(expression)) {
     const word = (end[1] ?? "").replace(/^["'(\u201c\u201e\u00ab[]+/u, "");
     const isDot = line[end.index + (end[1] ?? "").length] === ".";
-    if (end[1] !== undefined && (/^\p{Ll}/u.test(end[2]) || (isDot && (abbreviations.has(word) || word.replace(/\.+$/u, "").includes("."))))) continue;
+    if (end[1] !== undefined && (/^\p{Ll}/u.test(end[2]) || (isDot && isShort(word, end[2])))) continue;
     found.push(line.slice(start, end.index + end[0].length).trim());
     start = end.index + end[0].length;
   }
@@ -37,7 +40,7 @@ function makeTokenizer({ tokenizer, language, normalizing, aggressiveHyphens, cl
     const text = compose ? line.normalize("NFC") : line;
     return normalize.length ? substitute(normalize, `${text}\n`).replace(ENDS, "") : text;
   };
-  if (tokenizer === "none") return (line) => normalized(line).replace(LINE_BREAKERS, " ");
+  if (tokenizer === "none") return (line) => normalized(line).replace(LINE_BREAKERS, " ").replace(ENDS, "");
   const [alnum, alpha, number] = ["alnum", "alpha", "number"].map((name) => inside(classes[name]));
   const rule = (pattern, replacement) => [new RegExp(pattern, "gu"), replacement];
   const before = [rule(`([^${alnum}${SPACES}.'\`,\\-])`, " $1 ")];

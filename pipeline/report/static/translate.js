@@ -15,7 +15,7 @@ views.translate = (root, content, blob) => {
   const tokenize = parses ? makeWords() : makeTokenizer(tokenizer);
   const detokenize = parses ? makeTrees(tokenizer.tokenizer, targetSymbols?.symbols.slice(0, targetSymbols.usedRows)) : makeDetokenizer(detokenizer);
   const text = (ids, source) => detokenize(written.decode(ids), source);
-  const [seen, shortened] = [new Set(content.seen ?? []), new Set(content.abbreviations)];
+  const [seen, shortened] = [new Set(content.seen ?? []), new Map(Object.entries(content.abbreviations))];
   unseenIn = (line) => (content.seen ? bareWords(tokenize(line)).filter((word) => !seen.has(word)) : []);
   const sentenceEnd = new RegExp(content.sentenceEnd, "gu");
   const worded = (text) => parses || /[\p{L}\p{M}\p{N}]/u.test(text); // a text without words is its own translation

@@ -322,6 +322,9 @@ def test_scoring_trees_names_the_line_of_a_broken_one(parser: Path, tmp_path: Pa
     for second, said in ((TREES[1], broken), (TREES[1] * 2, "line 2 of the target holds 2 trees")):
         trees = write_lines(tmp_path / "trees", [TREES[1], second, "(S (NP"])
         assert said in refused("score", parser, source, trees)
+    bare, raw = "(S (NP (PRP we)) (VP (VBP do)))", "( (S (NP-SBJ (PRP we)) (VP (VBP do) (-NONE- *))))"
+    lines = printed("score", parser, source, write_lines(trees, [raw, bare, bare]), "--json").splitlines()
+    assert len({json.loads(line)["log_probability"] for line in lines[:3]}) == 1
 
 
 def test_scoring_texts(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,7 @@
 """Models exported to Hugging Face's transformers, which opens them."""
 
 import json
+import pickle
 import subprocess
 import sys
 import tarfile
@@ -27,6 +28,7 @@ from nmt.inference.translator import Translator
 HARD = [
     "It's 1,000.50 e-mails... from the U.S., isn't it?", "</s> <unk> <s> are text", 'He said: "No!" (twice)',
     "tab\there, \x85 and \u2028 there", "漢字 😀 ő", " two  spaces ", "........... aaaaaaa", "rock 'n' roll's",
+    "\u3000spaces at the ends \r",
 ]  # fmt: skip
 
 ALONE = """
@@ -118,6 +120,8 @@ def test_transformers_gives_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert tokenizer.convert_tokens_to_ids("no subword") == tokenizer.unk_token_id == UNK
     assert (tmp_path / "again/subwords/codes.bpe").read_bytes() == (folder / "subwords/codes.bpe").read_bytes()
     command = [sys.executable, "-c", ALONE, texts[0]]
+    again = pickle.loads(pickle.dumps(tokenizer))
+    assert again(texts).input_ids == tokenizer(texts).input_ids
     alone = subprocess.run(command, cwd=out, stdout=subprocess.PIPE, text=True, check=True)
     assert alone.stdout == f"{loaded.encode(texts[0])} nmt.zip\n"
 

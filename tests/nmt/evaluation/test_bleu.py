@@ -46,7 +46,9 @@ def test_bleu_and_the_papers_way_by_hand() -> None:
 def test_a_language_and_the_references_are_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text, empty = _write(tmp_path, text=HYPOTHESES, empty=[])
     for lang in ("DE", "german", ""):
-        assert f"--lang is `{lang}`: give the target's ISO 639 code" in refused("bleu", text, text, "--lang", lang)
+        assert f"the language is `{lang}`: give the target's ISO 639 code" in refused(
+            "bleu", text, text, "--lang", lang
+        )
     assert "empty is empty: there is nothing to score" in refused("bleu", text, empty, "--lang", "de")
     assert wmt("bleu", text, "--lang", "de") == 2
     assert "REF is missing" in capsys.readouterr().err
@@ -75,6 +77,8 @@ def test_different_line_counts_are_refused() -> None:
         check_refusal(r"^output has 1 lines, set has 2: give one translation for each", function, ["a"], ["a", "b"])
         for texts in (([], []), ("a b", "a c")):
             check_refusal("", function, *texts)
+    check_refusal("the language is `zh-CN`: give", bleu.sacrebleu, ["a"], ["a"], "zh-CN")
+    assert bleu.sacrebleu(iter(HYPOTHESES), iter(REFERENCES)) == bleu.sacrebleu(HYPOTHESES, REFERENCES)
 
 
 def _write(folder: Path, **texts: list[str]) -> list[str]:
@@ -97,6 +101,8 @@ def test_command_line_compares_two_systems(tmp_path: Path, monkeypatch: pytest.M
         "chrf": chrf, "chrf_signature": chrf_signature,
     }  # fmt: skip
     assert first == json.loads(json.dumps(said), parse_float=lambda text: round(float(text), 9))
+    chinese = _write(tmp_path, chinese=["我爱你们", "好"], right=["我爱你", "好"])
+    assert "TER 25.00" in printed("bleu", *chinese, "--lang", "zh", "--ter"), "one of four characters"
     ter = f"  TER {bleu.corpus_score(TER(), HYPOTHESES, REFERENCES)[0]:.2f}\n    nrefs:1|case:lc|tok:tercom"
     assert ter in printed("bleu", *paths[::2], "--lang", "de", "--ter")
     compared = bleu.compare(HYPOTHESES, REFERENCES, REFERENCES, BLEU())

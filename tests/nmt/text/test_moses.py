@@ -123,6 +123,7 @@ STRANGE = "a\rb\tc\u2028d\x85e\u00a0f\x00g\ufeffh"
         ("en", {}, STRANGE, "a b c d e fg \ufeff h"),
         ("en", {"normalize": True}, STRANGE, "ab c d e fg \ufeff h"),
         ("en", {"tokenizer": "none"}, STRANGE, "a b c d e\u00a0f g\ufeffh"),
+        ("en", {"tokenizer": "none"}, "  a  b \r", "a  b"),
     ],
 )
 def test_tokens_of_lines(language: str, options: dict[str, Any], line: str, expected: str) -> None:
