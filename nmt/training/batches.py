@@ -44,7 +44,7 @@ class Corpus:
         for path in files:
             mapped = pa.memory_map(str(path)).read_buffer()
             reader = pa.ipc.open_file(mapped)
-            ids = np.dtype(reader.schema.field("src").type.value_type.to_pandas_dtype())
+            ids = np.dtype(str(reader.schema.field("src").type.value_type))  # Not `to_pandas_dtype`: it imports pandas.
             numbers = np.frombuffer(mapped, np.int32, mapped.size // 4)
             self._files.append((numbers, np.frombuffer(mapped, ids, mapped.size // ids.itemsize)))
             for batch in filter(len, map(reader.get_batch, range(reader.num_record_batches))):

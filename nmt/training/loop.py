@@ -67,6 +67,11 @@ class Attempt:
         trainer, world, loaded = self.trainer, self.trainer.world, None
         if path is not None:
             loaded = state.load_state(path, trainer.model, trainer.optimizer)
+            if loaded.updates > self.settings.updates == loaded.update:
+                raise InputError(
+                    f"a training of {loaded.updates:,} updates was stopped after update {loaded.update:,}, and may not "
+                    f"have been validated there: raise training.updates to {loaded.update + 1:,} or more"
+                )
             recorded = max((record["seconds"] for record in read_history(self.folder / HISTORY)), default=0.0)
             trainer.measured = Measurements(world, loaded.resumed(recorded, trainer.measured.state))
         if len(set(world.gather(trainer.update))) > 1:
@@ -90,8 +95,10 @@ class Attempt:
         if loaded is None:
             return
         before = {"updates": loaded.updates, "validate_every": loaded.validate_every}
-        if any(getattr(self.settings, name) != value for name, value in before.items()):
-            # From here on, losses are recorded after other updates. A link hashes losses of one kind: it ends here.
+        changed = any(getattr(self.settings, name) != value for name, value in before.items())
+        if changed or loaded.conditions.differences(trainer.conditions()):
+            # From here on, losses are recorded after other updates, or bits may differ. A link is of one kind: it ends
+            # here.
             settings = self.settings.model_copy(update=before)
             copies = chain.host_copies(trainer.model, trainer.optimizer)
             chain.add_link(self.folder, settings, trainer.update, copies, loaded.conditions)
@@ -112,9 +119,9 @@ class Attempt:
     def train(self, valid: Corpus, last_update: int) -> bool:
         """Train until `last_update`, or as long as `patience` allows; return False if a rank was asked to stop before.
 
-        An end by patience leaves no other traces than a stop, so that training can go on with more patience.
+        An end by patience leaves no other traces than a stop.
         """
-        trainer, settings = self.trainer, self.settings
+        trainer, settings, first = self.trainer, self.settings, self.trainer.update
         # A kill may have come before done.json, or the setting is new.
         last_update = trainer.update if self.out_of_patience() else last_update
         for update in ahead(trainer.updates(self.corpus, last_update)):
@@ -138,7 +145,7 @@ class Attempt:
                 self.save()
                 return False
         trainer.measured.collect()
-        if not chain.is_link(settings, trainer.update):
+        if trainer.update == first or not chain.is_link(settings, trainer.update):
             self.add_link()
         self.save()
         if trainer.world.main:

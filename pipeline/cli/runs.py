@@ -17,7 +17,7 @@ from nmt.errors import InputError
 from nmt.task import TASKS, task_in
 from pipeline.cli.repository import certificate_of, check_folder, check_lock, running_stage
 from pipeline.config import paths, resolution, wording
-from pipeline.config.locks import mend_locks
+from pipeline.config.locks import RWLOCK, mend_locks
 from pipeline.config.paths import CONFIG, SCORES, read_json, state_root
 from pipeline.config.rows import flat
 from pipeline.tracking import server
@@ -68,7 +68,8 @@ def unlock() -> None:
     check_folder()
     if not os.access(".", os.W_OK):
         raise InputError(f"{Path.cwd()} is read-only, for you or as a disk: runs write here; clone it elsewhere")
-    mend_locks()
+    if not mend_locks() and RWLOCK.exists() and '"pid"' in RWLOCK.read_text(encoding="utf-8", errors="replace"):
+        print(f"unlock: {RWLOCK} stays: a process that it names works in this folder")
 
 
 @app.command(rich_help_panel="Runs")

@@ -56,17 +56,17 @@ def folder_of(job: Mapping[str, Any]) -> Path:
     # The corpus is named by the hashes of its files.
     sizes = {key: value for key, value in job.items() if key != "corpus" and value is not None}
     inputs = _digest({**sizes, "training": training, "data": data_hashes(Path(job["corpus"]))})
-    code = code_digest(job)
+    code, updates = code_digest(job), job["training"]["updates"]
     root = state_root() / "train"
     chosen = root / f"{inputs}-{code}"
     if os.environ.get("WMT_RESUME_ACROSS_CODE") == "1" and not checkpoint.last_saved_update(chosen):
-        older = [path for path in root.glob(f"{inputs}-{'?' * len(code)}") if checkpoint.last_saved_update(path)]
+        of_any_code = root.glob(f"{inputs}-{'?' * len(code)}")
+        older = [path for path in of_any_code if 0 < checkpoint.last_saved_update(path) <= updates]
         if older:
             chosen = max(older, key=checkpoint.last_saved_update)
             mixed = "its weights will differ from an undisturbed training's"
             print(f"train: resuming {chosen.name} of other code (WMT_RESUME_ACROSS_CODE=1): {mixed}")
-    updates, trained = job["training"]["updates"], checkpoint.last_saved_update(chosen)
-    if trained > updates:
+    if (trained := checkpoint.last_saved_update(chosen)) > updates:
         # Updates cannot be undone, and the user may still need the longer training.
         print(f"train: {chosen.name} is at update {trained:,} already: a training of {updates:,} starts beside it")
         chosen = chosen.with_name(f"{chosen.name}-{updates}")

@@ -24,6 +24,7 @@ from nmt.common.files import link_or_copy, read_yaml, scratch_folder
 from nmt.errors import InputError
 from nmt.training import checkpoint
 from nmt.training.history import CHAIN, HISTORY
+from nmt.training.loop import newest_whole
 from pipeline.config.paths import state_store
 from pipeline.trainings import launch
 
@@ -99,6 +100,9 @@ class StateStore:
             if checkpoint.latest_resume(folder) != state:
                 return 0  # Some of its files may have been deleted already.
             files = [path.relative_to(scratch).as_posix() for path in scratch.rglob("*") if path.is_file()]
+            stored_chain = self.files.cat_file(CHAIN) if CHAIN in earlier else b""
+            if stored_chain and not (CHAIN in logs and (folder / CHAIN).read_bytes().startswith(stored_chain)):
+                earlier = []  # Another machine's checkpoints may have these names.
             for name in set(files).difference(earlier):
                 self.files.put_file(str(scratch / name), name)
             for name in logs:  # They may have records of later updates, which resuming removes.
@@ -112,7 +116,8 @@ class StateStore:
     def pull(self, folder: Path) -> int:
         """Bring `folder` to the store's state if that is newer than its own; return its update, else 0."""
         update, names = self.newest()
-        if update <= checkpoint.last_saved_update(folder):
+        whole, _ = newest_whole(folder)
+        if update <= (checkpoint.update_of(whole) if whole else 0):
             return 0
         with scratch_folder(folder / "sync") as scratch:
             self.files.get(names, [str(scratch / name) for name in names])

@@ -4,14 +4,16 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from refusals import check_refusal
-from trainings import MakeJob, hashes, run
+from trainings import CONDITIONS, MakeJob, hashes, run, stopped
 
 from nmt.common import tensors
 from nmt.common.files import link_or_copy
 from nmt.training import chain, checkpoint, state
 from nmt.training.settings import TrainingSettings
+from nmt.training.trainer import Trainer
 
 
 def links(folder: Path) -> list[chain.Link]:
@@ -34,6 +36,25 @@ def test_chosen_updates_have_links_and_a_changed_one_breaks_the_chain(tmp_path: 
     assert chain.broken(chain_links[1:]) == chain_links[1]
     (tmp_path / "run/chain.jsonl").write_text('{"update": 1}\n')
     check_refusal("holds no chain of hashes", links, tmp_path / "run")
+
+
+def test_a_link_is_of_updates_under_equal_conditions(
+    tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped(tiny_job(updates=12, verify_every=5), tmp_path / "run", 8)
+    monkeypatch.setattr(Trainer, "conditions", lambda self: CONDITIONS)
+    assert run(tiny_job(updates=12, verify_every=5), tmp_path / "run")
+    assert [link.update for link in links(tmp_path / "run")] == [5, 8, 10, 12]
+    assert len({link.conditions["processor"] for link in links(tmp_path / "run")[:2]}) == 1
+
+
+def test_the_last_update_has_a_link_after_a_kill_before_it_was_written(tmp_path: Path, tiny_job: MakeJob) -> None:
+    assert run(tiny_job(updates=13, verify_every=7, checkpoint_every=20), tmp_path / "run")
+    (tmp_path / "run/done.json").unlink()
+    chain_file = tmp_path / "run/chain.jsonl"
+    chain_file.write_text(chain_file.read_text().splitlines(keepends=True)[0])
+    assert run(tiny_job(updates=13, verify_every=13, checkpoint_every=20), tmp_path / "run")
+    assert [link.update for link in links(tmp_path / "run")] == [7, 13]
 
 
 def test_a_kept_state_starts_the_training_again(tmp_path: Path, tiny_job: MakeJob) -> None:

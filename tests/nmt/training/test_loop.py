@@ -122,6 +122,13 @@ def test_without_a_whole_state_nothing_is_lost(tmp_path: Path, tiny_job: MakeJob
     assert (tmp_path / "run/history.jsonl").read_bytes() == before
 
 
+def test_a_training_does_not_end_where_it_was_stopped(tmp_path: Path, tiny_job: MakeJob) -> None:
+    """That update was neither validated nor reported."""
+    stopped(tiny_job(updates=30), tmp_path / "run", 7)
+    check_refusal("stopped after update 7, and may not", run, tiny_job(updates=7), tmp_path / "run")
+    assert run(tiny_job(updates=8), tmp_path / "run")
+
+
 def test_a_state_is_not_written_twice(tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stop saves the update that its report saved just before, and so does the end."""
     save = Mock(wraps=tensors.save_tensors)

@@ -144,6 +144,28 @@ def test_old_states_are_deleted_and_what_did_not_change_is_uploaded_once(
     assert {*store.files.find("")} == {*kept, "newest.json"}
 
 
+def test_a_damaged_state_does_not_keep_the_stores_whole_one_away(store: sync.StateStore, make: Make) -> None:
+    here = make("here")
+    save(here, 5)
+    store.push(here)
+    (here / "resume/update-00000005/sha256.json").write_text('{"state.json": "0"}')
+    assert store.pull(here) == 5
+    assert (here / "resume/update-00000005/sha256.json").exists() is False
+
+
+def test_another_machines_checkpoints_are_replaced(store: sync.StateStore, make: Make) -> None:
+    here, there = make("here"), make("there")
+    for folder, updates in ((there, (5, 10)), (here, (5, 10, 15))):
+        for update in updates:
+            save(folder, update)
+            with (folder / "chain.jsonl").open("a") as file:
+                file.write(f"{update} {folder.parent.name if update > 5 else ''}\n")
+        checkpoint.checkpoint_path(folder / "checkpoints", 10).write_text(f"weights of {folder.parent.name}")
+        store.push(folder)
+    path = checkpoint.checkpoint_path(here / "checkpoints", 10)
+    assert store.files.cat_file(f"checkpoints/{path.name}") == path.read_bytes()
+
+
 def test_a_state_needs_its_marker(store: sync.StateStore, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed at any of the uploads, the store has the state before."""
     here = make("here")

@@ -120,6 +120,7 @@ def test_across_code_the_exact_state_precedes_the_furthest(folder: Folder, monke
     assert len({first, second, third}) == 3
     monkeypatch.setenv("WMT_RESUME_ACROSS_CODE", "1")
     assert folder() == first
+    assert folder(updates=15) == second, "the other is too long"
     came_to(third, 5)
     assert folder() == third
 
