@@ -170,8 +170,9 @@ def plan_of(corpus: str | None, width: int, depth: int, updates: int, rate: floa
     training = {"tokens": 1500, "shards": 1, "warmup_steps": 400, "precision": "float32"}
     budget = {"updates": updates, "learning_rate_scale": rate, "validate_every": updates}
     budget |= {"checkpoint_every": max(1, updates // CHECKPOINTS), "keep_checkpoints": CHECKPOINTS}
+    averaging = {"last": min(CHECKPOINTS, updates), "best": None}
     shared = rows.merge_sections({"training": training, "subwords": {sized: 4000}}, given)
-    overrides = rows.merge_sections(shared, {"training": budget, "averaging": {"last": min(CHECKPOINTS, updates)}})
+    overrides = rows.merge_sections(shared, {"training": budget, "averaging": averaging})
     repository = head() + hashlib.sha256(difference(*CODE)).hexdigest()
     return Plan(params.pair, corpus or params.corpus, width, depth, overrides, repository)
 

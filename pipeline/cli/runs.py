@@ -159,7 +159,9 @@ def verify(
 
 @app.command(rich_help_panel="Runs")
 def compare(
-    first: Annotated[str, typer.Argument(metavar="RUN", help="The baseline: its name in MLflow or DVC, or its id.")],
+    first: Annotated[
+        str, typer.Argument(metavar="RUN", help="The baseline: its name or id in MLflow, or DVC's that ran it.")
+    ],
     second: Annotated[str, typer.Argument(metavar="RUN", help="The other run's.")] = HERE,
     output: Annotated[Path, typer.Option(metavar="FILE", help="The page.")] = Path("results/comparison.html"),
 ) -> None:
@@ -176,7 +178,7 @@ def compare(
     check_folder()
     from pipeline.report import comparison, page
 
-    target = output_file(output, CONFIG, SCORES, paths.SENTENCES, paths.VALIDATION)
+    target = output_file(output, CONFIG, SCORES, paths.SENTENCES, paths.VALIDATION, paths.REPORT_HTML)
     with tempfile.TemporaryDirectory() as folder:
         sets = (_compared(name, Path(folder, str(number))) for number, name in enumerate((first, second)))
         compared = [(*pair, comparison.difference(*pair)) for pair in comparison.shared(*sets)]
@@ -185,7 +187,7 @@ def compare(
         reports = []
         for number, run in enumerate((one, other), start=1):
             if run.report.exists():
-                copy = target.with_name(f"{target.stem}-{number}{target.suffix}")
+                copy = target.with_name(f"{target.stem}-run-{number}{target.suffix}")
                 with writing(copy) as temporary:
                     shutil.copyfile(run.report, temporary)
                 reports.append((copy.name, run.name))

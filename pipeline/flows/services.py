@@ -198,8 +198,9 @@ def free_port(variable: str, default: int) -> str:
     """Return the port that an environment variable sets; raises InputError if no server can listen there."""
     port = os.environ.get(variable) or str(default)
     try:
-        # Like the servers, it accepts a port whose last connections are about to time out.
-        socket.create_server(("127.0.0.1", int(port))).close()
+        # Like the servers, it accepts a port whose last connections are about to time out. Not 0, for which the system
+        # would choose one that nobody knows.
+        socket.create_server(("127.0.0.1", int(port) or -1)).close()
     except (OSError, OverflowError, ValueError) as error:
         raise InputError(
             f"{variable} is {port}, which is no free port: end the program that listens there, or set {variable} to "

@@ -54,11 +54,14 @@ _SECRET = re.compile(r"(?<=://)(?!/)\S*(?=@)|(?<=\?)\S+")
 """User and password of a URI, which may hold an unescaped slash, and its query."""
 _SECRET_IN_CODE = re.compile(
     r"(://)(?:[^\s/@\"']+|[^\s/:@\"']*:[^\s@\"']+)(?=@)|(://[^\s?]*\?)[^\s\"']+|"
-    r"((?:password|passwd|passphrase|secret|credential|api_?key|access_?key|private_?key|[_-]token|auth_string)[\w-]*"
-    r"[\"']?\s*[:=]\s*|(?<![a-z])(?:token|pass|pwd|authorization)[\"']?\s*[:=]\s*)(?:\"[^\"\n]*|'[^'\n]*|[^\n]+)",
-    re.IGNORECASE,
+    r"((?:password|passwd|passphrase|secret|credential|api_?key|access_?key|private_?key|auth_string)[\w-]*"
+    r"(?:[\"']\]?\s*[:=,]|\s*[:=])\s*|(?<![a-z])(?:pass|pwd|authorization)[\"']?\s*[:=]\s*|"
+    r"(?<![a-z])token(?:[\"']\]?\s*[:=,]|\s*[:=])\s*(?=[\"'][^\"'\s]{6,}[\"']|(?=\S*\d)[^\s\"'(]{6,}$))"
+    r"(?:\"{3}[^\n]*|'{3}[^\n]*|\"[^\"\n]*|'[^'\n]*|[^\n]+)",
+    re.IGNORECASE | re.MULTILINE,
 )
-"""The same in code, where `?` and `@` mean more, and the values of names such as `AWS_SECRET_ACCESS_KEY`."""
+"""The same in code, where `?` and `@` mean more, and the values of names such as `AWS_SECRET_ACCESS_KEY`. A value of
+`..._token` looks like one: it is long, and in quotes or with a digit. `max_tokens` and `bos_token` are none."""
 
 
 def masked(text: str) -> str:
@@ -136,7 +139,9 @@ def beside(stage: str, work: Callable[[Callable[[str], None]], object]) -> Itera
     def warn(what: str) -> None:
         nonlocal warned
         if not warned:
-            print(f"{stage}: tracking: {what}; `wmt publish` completes the run", file=sys.stderr, flush=True)
+            # A queued experiment is trained in a copy of this folder.
+            first = f"`dvc exp apply {name}`, then " if (name := os.environ.get("DVC_EXP_NAME")) else ""
+            print(f"{stage}: tracking: {what}; {first}`wmt publish` completes the run", file=sys.stderr, flush=True)
         warned = True
 
     def run() -> None:

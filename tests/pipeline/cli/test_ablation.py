@@ -55,7 +55,8 @@ def test_every_row_resolves(updates: int, asked: Callable[..., Plan], monkeypatc
 
 def test_overrides_of_params_hold_for_all_runs_under_the_budget(asked: Callable[..., Plan]) -> None:
     given = {"training": {"tokens": 400, "updates": 7}, "subwords": {"merges": 300}, "search": None, "model": {}}
-    shared = asked(pair="en-de", overrides=given).overrides
+    shared = asked(pair="en-de", overrides=given | {"averaging": {"best": 2}}).overrides
+    assert shared["averaging"] == {"last": 5, "best": None}
     assert shared["training"].items() >= {("tokens", 400), ("warmup_steps", 400), ("learning_rate_scale", 0.5)}
     assert shared["training"].items() >= {("updates", 10), ("checkpoint_every", 2)}
     assert shared["subwords"] == {"merges": 300}

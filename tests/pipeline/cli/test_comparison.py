@@ -80,14 +80,14 @@ def test_two_runs_are_compared_line_by_line(make: Make, browser: Any, tmp_path: 
         assert said == f"{verdict} BLEU (p = 0.001, over sentences, not over seeds)"
         assert first_screen.get_by_text("40 lines are better, 0 are worse, 20 score the same.").is_visible()
         tables = [table.locator("tbody tr").all_text_contents() for table in first_screen.locator("table").all()]
-        assert tables[:2] == [["compared-1.htmlone-id", "compared-2.htmltwo-id"], ["model.N23", "run.seed12"]]
+        assert tables[:2] == [["compared-run-1.htmlone-id", "compared-run-2.htmltwo-id"], ["model.N23", "run.seed12"]]
         assert tables[2][-2:] == ["20 to 5040", "more than 500"], "40 lines gain 50"
         phrases = shown.locator("details", has_text="Words and phrases").locator("tbody tr").all_text_contents()
         assert phrases[0] == "alten+40"
         assert all(phrase.endswith("+40") for phrase in phrases), "none is lost"
         scores = shown.locator("details", has_text="Scores").locator("tbody").first.locator("tr").all_text_contents()
         assert {"bleu9095", "valid_ppl55"} <= set(scores)
-    with opened(browser, tmp_path / "pages/compared-2.html") as shown:
+    with opened(browser, tmp_path / "pages/compared-run-2.html") as shown:
         assert shown.title() == "two"
 
 

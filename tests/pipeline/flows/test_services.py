@@ -28,7 +28,7 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     assert not (tmp_path / services.LOGIN).exists()
 
 
-@pytest.mark.parametrize("port", ["taken", "http"])
+@pytest.mark.parametrize("port", ["taken", "http", "0"])
 def test_ports_that_cannot_be_used(state: Path, port: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = port.replace("taken", str(server.getsockname()[1]))

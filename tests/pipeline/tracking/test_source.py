@@ -25,11 +25,22 @@ def test_a_patch_has_no_credentials_and_is_else_as_it_was(root: Path, monkeypatc
         "+AWS_SECRET_ACCESS_KEY=s3cret",
         '+    "db_password": "s3cret",',
         "+HF_TOKEN: s3cret",
+        '+os.environ["AWS_SECRET_ACCESS_KEY"] = "s3cret"',
+        "+os.environ['HF_TOKEN']='s3cret'",
+        '+os.environ.setdefault("WANDB_API_KEY", "s3cret")',
+        '+secret_key="""two s3cret words"""',
         "+postgresql://wmt:s3/s3cret@db/x",
         "+password = 'two s3cret words'",
         "+Authorization: Bearer s3cret",
     ]
-    plain = ["+  tokens: 25000", "+found = re.compile(r'(?<=a)b') if a else b@c", "+see https://example.org/a@b"]
+    plain = [
+        "+  tokens: 25000",
+        "+self.batch_tokens = 65_536 if on_gpu else 4096",
+        "+max_tokens: 80",
+        "+bos_token = 2",
+        "+found = re.compile(r'(?<=a)b') if a else b@c",
+        "+see https://example.org/a@b",
+    ]
     patch = "\n".join([*secret, *plain])
     monkeypatch.setattr(source, "difference", lambda *_: patch.encode())
     with connected(root / "mlflow.db") as client:
