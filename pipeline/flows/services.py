@@ -198,10 +198,11 @@ def free_port(variable: str, default: int) -> str:
     """Return the port that an environment variable sets; raises InputError if no server can listen there."""
     port = os.environ.get(variable) or str(default)
     try:
-        # Like the servers, it accepts a port whose last connections are about to time out. Not 0, for which the system
-        # would choose one that nobody knows.
-        socket.create_server(("127.0.0.1", int(port) or -1)).close()
-    except (OSError, OverflowError, ValueError) as error:
+        # For 0 the system would choose a port that nobody knows.
+        number = 1 + range(1, 65_536).index(int(port))
+        # Like the servers, it accepts a port whose last connections are about to time out.
+        socket.create_server(("127.0.0.1", number)).close()
+    except (OSError, ValueError) as error:
         raise InputError(
             f"{variable} is {port}, which is no free port: end the program that listens there, or set {variable} to "
             "another one"
