@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from nmt.errors import printable
+from nmt.errors import InputError, printable
 from pipeline.cli.repository import check_folder
 from pipeline.config import rows
 
@@ -75,8 +75,16 @@ def list_catalogs() -> None:
     check_folder()
     from pipeline.config import catalogs
 
-    for one in map(catalogs.load, catalogs.names()):
-        print(printable(f"{one.name:<20} {' '.join(sorted(one.pairs)):<12} {one.description}"))
+    broken = list[str]()
+    for name in catalogs.names():
+        try:
+            one = catalogs.load(name)
+        except InputError as error:
+            broken.append(str(error))
+        else:
+            print(printable(f"{one.name:<20} {' '.join(sorted(one.pairs)):<12} {one.description}"))
+    if broken:
+        raise InputError("; ".join(broken))
 
 
 @catalog.command("add", cls=_OneOrTwoValues)

@@ -23,13 +23,15 @@ from nmt.errors import InputError
 from nmt.parsing.trees import read_trees
 from nmt.schema import TREE
 from nmt.text.parallel_text import is_blank, parallel, read_lines
+from nmt.text.scripts import tokens
 from pipeline.config.corpora import NAME, DataSettings, MemberSettings, sides, valid_pair
-from pipeline.config.paths import CATALOGS, LOCAL
+from pipeline.config.paths import CATALOGS, LOCAL, RAW, TOKENIZED, TRANSLATIONS
 from pipeline.data import text_files
 from pipeline.data.text_files import Bad, Files, Pair
 from pipeline.data.warnings import HELD_OUT, Placed, warnings
 
 MADE = "made"
+MOST_WORDS = 80  # of a side of a pair that is held out: training drops longer ones, and they are slow to decode
 """The folder, inside a catalog's, of plain copies; all else there is a link."""
 NAMED = 3  # bad lines that a refusal names
 INSERT = "INSERT OR IGNORE INTO pairs VALUES (?)"
@@ -169,19 +171,23 @@ def _place(folder: Path, texts: Mapping[str, Mapping[str, Files]], pair: str, ch
             repeats = seen if role == "train" and changes.dedup else None
             lines = iter(()) if trees else _good(files, languages, changes.skip_bad, repeats)
             changed = changes.skip_bad or (role == "train" and any(changes))
-            # A catalog's own copies do not outlive it: a link to one would dangle after --force.
-            changed |= not trees and any(LOCAL.resolve() in file.resolve().parents for file in files)
+            # A catalog's own copies do not outlive it, nor do outputs the next run: links to them would dangle. DVC may
+            # have made an output a link into its cache.
+            above = {folder for file in files for path in (file.absolute(), file.resolve()) for folder in path.parents}
+            ours = any(made.resolve() in above for made in (LOCAL, RAW, TOKENIZED, TRANSLATIONS))
+            changed |= ours and not trees
             changed |= len(files) == 1 or any(map(text_files.is_packed, files))
             if changed or (not trees and any(map(text_files.has_crlf, files))):
                 both = [folder / MADE / f"{stem}.{language}" for language in languages]
                 _write(both, lines)
             else:
                 deque(lines, maxlen=0)
-                inside = folder / MADE if copy else folder
+                copied = copy or ours
+                inside = folder / MADE if copied else folder
                 inside.mkdir(exist_ok=True)
                 both = [inside / f"{stem}.{'mrg' if trees else language}" for language in languages]
                 for placed_file, file in dict(zip(both, files, strict=True)).items():
-                    if copy:
+                    if copied:
                         shutil.copyfile(file, placed_file)
                     else:
                         placed_file.symlink_to(file.resolve())
@@ -233,7 +239,8 @@ def _hold_out(placed: Placed, folder: Path, pair: str, count: int, kept: Mapping
         total += 1
         key = _key(source)
         role, before = kept.get(key) or (HELD_OUT[_number(key) % 2], None)
-        if role in best and not is_blank(source) and not is_blank(target):
+        longest = max(len(tokens(*side)) for side in zip((source, target), sides(pair), strict=True))
+        if role in best and not is_blank(source) and not is_blank(target) and (key in kept or longest <= MOST_WORDS):
             rank = key not in kept, _number(key)
             if (source, target) == before:
                 best[role][rank] = before

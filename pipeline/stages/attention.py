@@ -9,7 +9,7 @@ from nmt.common.files import writing
 from nmt.errors import InputError
 from nmt.inference import attention_maps
 from nmt.inference.loading import LoadedModel
-from nmt.text.parallel_text import parallel
+from nmt.text.parallel_text import is_blank, parallel
 from pipeline.config.corpora import DataSettings
 from pipeline.config.paths import ATTENTION, AVERAGE, raw
 from pipeline.config.sections import AttentionSettings, check_versions, load_section
@@ -34,12 +34,12 @@ def choose_pairs(source: Path, target: Path, count: int) -> list[tuple[str, str]
     def rank(pair: tuple[str, str]) -> tuple[int, int]:
         if pair[0].strip() in FIGURES:
             return FIGURES.index(pair[0].strip()), 0
-        if len(pair[0].split()) in WORDS and pair[1].strip():
+        if len(pair[0].split()) in WORDS and not is_blank(pair[1]):
             return len(FIGURES), 0
         # Attention grows with the square of the length, and these may be whole documents.
-        return len(FIGURES) + 1, len(pair[0]) + len(pair[1])
+        return len(FIGURES) + 1 + is_blank(pair[1]), len(pair[0]) + len(pair[1])
 
-    chosen = heapq.nsmallest(count, (pair for pair in parallel(source, target) if pair[0].strip()), key=rank)
+    chosen = heapq.nsmallest(count, (pair for pair in parallel(source, target) if not is_blank(pair[0])), key=rank)
     if not chosen:
         raise InputError(f"{source} has no line with text: give a validation set that has")
     return chosen

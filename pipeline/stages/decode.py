@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import torch
 
 from nmt.common.files import write_json, writing
@@ -35,7 +37,10 @@ def run() -> None:
                 source = raw(role, name, data.source)
                 out = temporary / translation(name, folder, data.target).name
                 translator = Translator(model, settings=search, engine=engine)
+                translator.skipped = []
                 with out.open("w", encoding="utf-8", newline="\n") as file:
                     file.writelines(f"{text}\n" for text in translator.translate(read_lines(source)))
+                for problem in translator.skipped:
+                    print(f"warning: {source}: {problem}; its output is empty", file=sys.stderr)
                 if translator.repairs:
                     write_json(out.with_name(f"{out.name}.repairs.json"), translator.repairs)

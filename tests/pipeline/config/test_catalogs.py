@@ -147,14 +147,17 @@ def test_of_many_catalogs_a_message_names_some_and_each_is_looked_for_once(monke
     assert len(said) < 1000
 
 
-def test_list_prints_names_and_descriptions_that_a_terminal_does_not_obey() -> None:
+def test_list_prints_names_and_descriptions_that_a_terminal_does_not_obey(capsys: pytest.CaptureFixture[str]) -> None:
     lines = printed("catalog", "list").splitlines()
     assert [line.split()[:3] for line in lines] == [["wmt14", "de-en", "en-de"], ["wmt16-t2t", "de-en", "en-de"]]
     assert "News Commentary 11" in lines[1]
     write("escape", {"extends": "wmt14", "description": "\x1b[2Jgone\x9b\u202e"})
     assert "\\x1b[2Jgone\\x9b\\u202e" in printed("catalog", "list")
     write("escape", {"extends": "\x1b[2J", "description": ""})
-    assert "\\x1b[2J" in refused("catalog", "list")
+    assert wmt("catalog", "list") == 1
+    told = capsys.readouterr()
+    assert "\\x1b[2J" in told.err
+    assert "wmt16-t2t" in told.out, "what follows a broken one"
 
 
 @pytest.fixture
@@ -425,12 +428,14 @@ def numbered(first: int, last: int) -> str:
 
 
 def test_held_out_pairs_are_in_no_training_and_stay() -> None:
-    Path("a.tsv").write_text(numbered(0, 200) + "".join(f"prázdná {n}\t \n" for n in range(400)))
+    Path("a.tsv").write_text(
+        numbered(0, 200) + "".join(f"prázdná {n}\t {'long ' * 81 * (n % 2)}\n" for n in range(400))
+    )
     arguments = ["--train", "a.tsv", "--holdout"]
     assert "catalog: 20 pairs held out for each of valid and test, " in warned(*add(*arguments, "20", held_out=""))
     first = {role: written(role) for role in ("train", "valid", "test")}
     assert [len(set(pairs)) for pairs in first.values()][1:] == [20, 20]
-    assert all(target.strip() for role in ("valid", "test") for _, target in first[role])
+    assert all(0 < len(target.split()) < 81 for role in ("valid", "test") for _, target in first[role])
     for side in (0, 1):
         held = {pair[side] for role in ("valid", "test") for pair in first[role]}
         assert held.isdisjoint(pair[side] for pair in first["train"])
@@ -453,6 +458,18 @@ def test_held_out_pairs_are_in_no_training_and_stay() -> None:
     assert wmt(*add(*arguments, "5", "--force", held_out="")) == 0
     assert [source for source, _ in written("valid")] == [source for source, _ in first["valid"][:5]]
     assert all(" ".join(target.split()[:-1]) in {"corrected", "other"} for _, target in written("valid"))
+
+
+def test_outputs_of_stages_are_copied_because_the_next_run_removes_them(texts: list[str]) -> None:
+    for folder in ("data/raw", "results/translations"):
+        Path(folder).mkdir(parents=True)
+    Path("cache").write_text("train\n")
+    Path("data/raw/train.en").symlink_to(Path.cwd() / "cache")  # as DVC may link its cache
+    Path("results/translations/made.de").write_text("train\n")
+    at = texts.index("--train") + 1
+    texts[at : at + 2] = ["data/raw/train.en", "results/translations/made.de"]
+    assert wmt("catalog", *texts) == 0
+    assert [file.is_symlink() for file in Path("data/local/mine/made").glob("train.*")] == [False, False]
 
 
 def test_copies_of_a_catalog_may_be_added_to_it_and_to_others() -> None:

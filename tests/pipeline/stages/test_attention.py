@@ -24,7 +24,8 @@ def test_the_papers_sentences_come_first_then_those_of_a_readable_length(tmp_pat
 def test_a_source_without_text_is_never_chosen(tmp_path: Path) -> None:
     # A pair without a target is the last resort.
     both = [("a sentence of six words here", ""), ("short", "kurz")]
-    assert choose_pairs(*write_sides(tmp_path / "valid", [("", "leer"), ("  ", "leer"), *both]), 4) == both[::-1]
+    files = write_sides(tmp_path / "valid", [("", "leer"), ("  ", "leer"), ("\u200b", "leer"), *both])
+    assert choose_pairs(*files, 4) == both[::-1]
 
 
 def attention(layers: int, heads: int, words: int) -> Attention:
@@ -46,5 +47,5 @@ def test_rows_of_a_picture_have_the_words_that_they_write() -> None:
     shapes = {name: torch.ones(1, 1, 2, 3 if name == "cross" else 2) for name in ("decoder", "cross")}
     looked = Attention(["a", "b", "</s>"], ["<s>", "c"], shapes)
     for name, keys in (("cross", ["a", "b", "</s>"]), ("decoder", ["<s>", "c"])):
-        words = re.findall(r"<!-- (\S+) -->", html.unescape(draw_lines(looked, name, 0).decode()))
+        words = re.findall(r">(\S+)</text>", html.unescape(draw_lines(looked, name, 0).decode()))
         assert words == ["c", "</s>", *keys]
