@@ -36,8 +36,10 @@ class TransformersTokenizer(PreTrainedTokenizer):
         super().__init__(source_lang=source_lang, target_lang=target_lang, words=words, **options)
 
     def __reduce__(self) -> Any:
-        """Open the folder again in another process, which has no nmt: caches of words cannot be pickled."""
-        return partial(AutoTokenizer.from_pretrained, str(self.folder.parent.resolve()), trust_remote_code=True), ()
+        """Have the copy open the folder: caches of words cannot be pickled, and another process has no nmt."""
+        again = partial(AutoTokenizer.from_pretrained, str(self.folder.parent.resolve()), trust_remote_code=True)
+        opened = {"subwords", "source", "target", "side"}
+        return again, (), {name: value for name, value in vars(self).items() if name not in opened}
 
     @property
     def vocab_size(self) -> int:

@@ -41,6 +41,11 @@ class Translation:
     """What had to be repaired in each hypothesis to make a tree, by name."""
 
 
+def _copied(text: str) -> str:
+    """Return a text without words as one line."""
+    return " ".join(text.split())
+
+
 class Translator:
     """Translates raw lines with a model folder, or with several as an ensemble."""
 
@@ -153,7 +158,7 @@ class Translator:
 
     def _translation(self, line: str, pieces: list[Piece], of_pieces: list[list[Hypothesis]]) -> Translation:
         if not pieces:
-            copied = "" if self.model.writes_trees or is_blank(line) or _WORDS.search(line) else " ".join(line.split())
+            copied = "" if self.model.writes_trees or is_blank(line) or _WORDS.search(line) else _copied(line)
             return Translation(line, [], [], [copied], [])
         if len(pieces) == 1:
             decoded = [self._decode(one.ids, pieces[0]) for one in of_pieces[0]]
@@ -166,6 +171,6 @@ class Translator:
         ids = [token for one in best for token in one.ids]
         space = "" if code(self.description.target) in SENTENCES_JOINED else " "
         both = zip(of_pieces, pieces, strict=True)
-        text = space.join(self._decode(one[0].ids, piece)[0] if one else piece.text for one, piece in both)
+        text = space.join(self._decode(one[0].ids, piece)[0] if one else _copied(piece.text) for one, piece in both)
         joined = Hypothesis(ids, total, total / length_penalty(length, self.settings.alpha))
         return Translation(line, pieces, [joined], [text], [])

@@ -107,7 +107,7 @@ class Moses:
     def tokenize(self, line: str) -> str:
         """Normalise a line; return its words with one space between. Nothing is escaped as XML.
 
-        Without Moses' rules spaces inside the line stay; those at its ends would be pieces of their own.
+        Without Moses' rules, spaces inside the line stay. Those at its ends, which would be pieces of their own, go.
 
         Equals sacremoses' tokenizer, and is several times faster because it caches words.
         """

@@ -13,8 +13,8 @@ SENTENCE_END = re.compile(
     r"|[\u3002\uff01\uff1f\uff61][\u300d\u300f\u201d\u2019\uff09\u300b\u3011]*\s*(?=[^\s\u3002\uff01\uff1f])"
 )
 """The second alternative is of Chinese and Japanese, which have no space after a sentence."""
-_DOTTED = re.compile(r"(?:[^\W\d]{1,3}\.)+[^\W\d]{1,3}")
-"""Several letters with dots between, as `U.S` and `Ph.D`, without the last dot."""
+_DOTTED = re.compile(r"(?:[^\W\d]{1,4}\.[-/]?)+[^\W\d]{1,4}")
+"""Several abbreviations in a row, as `U.S`, `Ph.D` and `Dipl.-Ing`, without the last dot."""
 
 
 @cache

@@ -57,7 +57,7 @@ class Attempt:
         self.report_every = max(1, min(100, self.settings.updates // 100))
         self.keep_every = chain.keep_every(self.settings)
         self._saved = time.monotonic()
-        self._writing = ThreadPoolExecutor(1, "links")
+        self.writing = ThreadPoolExecutor(1, "links")
         self._link: Future[None] = Future()
         """The last link of the chain and its checkpoint, which a thread writes."""
         self._link.set_result(None)
@@ -67,10 +67,10 @@ class Attempt:
         trainer, world, loaded = self.trainer, self.trainer.world, None
         if path is not None:
             loaded = state.load_state(path, trainer.model, trainer.optimizer)
-            if loaded.updates > self.settings.updates == loaded.update:
+            if loaded.updates > self.settings.updates == loaded.update and loaded.update % loaded.validate_every:
                 raise InputError(
-                    f"a training of {loaded.updates:,} updates was stopped after update {loaded.update:,}, and may not "
-                    f"have been validated there: raise training.updates to {loaded.update + 1:,} or more"
+                    f"a training of {loaded.updates:,} updates was stopped after update {loaded.update:,}, and not "
+                    f"validated there: raise training.updates to {loaded.update + 1:,} or more"
                 )
             recorded = max((record["seconds"] for record in read_history(self.folder / HISTORY)), default=0.0)
             trainer.measured = Measurements(world, loaded.resumed(recorded, trainer.measured.state))
@@ -97,8 +97,8 @@ class Attempt:
         before = {"updates": loaded.updates, "validate_every": loaded.validate_every}
         changed = any(getattr(self.settings, name) != value for name, value in before.items())
         if changed or loaded.conditions.differences(trainer.conditions()):
-            # From here on, losses are recorded after other updates, or bits may differ. A link is of one kind: it ends
-            # here.
+            # From here on, losses are recorded after other updates, or bits may differ. A link covers updates of one
+            # kind: it ends here.
             settings = self.settings.model_copy(update=before)
             copies = chain.host_copies(trainer.model, trainer.optimizer)
             chain.add_link(self.folder, settings, trainer.update, copies, loaded.conditions)
@@ -117,10 +117,7 @@ class Attempt:
         )
 
     def train(self, valid: Corpus, last_update: int) -> bool:
-        """Train until `last_update`, or as long as `patience` allows; return False if a rank was asked to stop before.
-
-        An end by patience leaves no other traces than a stop.
-        """
+        """Train until `last_update`, or as long as `patience` allows; return False if a rank was asked to stop."""
         trainer, settings, first = self.trainer, self.settings, self.trainer.update
         # A kill may have come before done.json, or the setting is new.
         last_update = trainer.update if self.out_of_patience() else last_update
@@ -189,7 +186,7 @@ class Attempt:
     def add_link(self) -> None:
         """Append a link to the chain of hashes on the main rank; keep the state every `keep_every` updates.
 
-        A thread does so while training continues. Each checkpoint has a link, so the thread writes it, too.
+        A thread does so while training continues. It also writes the checkpoint, which always has a link.
         """
         trainer, update = self.trainer, self.trainer.update
         if self.keeps(update):
@@ -199,7 +196,7 @@ class Attempt:
         self._link.result()  # Raises the error that prevented it.
         copies = chain.host_copies(trainer.model, trainer.optimizer)
         # On 8 GPUs, hashing the 757 MB of base while all wait would take several percent of the time.
-        self._link = self._writing.submit(self._write_link, update, copies, trainer.conditions())
+        self._link = self.writing.submit(self._write_link, update, copies, trainer.conditions())
         if self.keeps(update):
             self.save()
 
@@ -248,7 +245,7 @@ def train(job: Job, folder: Path, world: World) -> bool:
     attempt.resume(saved, damaged)
     earlier_end = folder / "last_update"
     last_update = int(earlier_end.read_text(encoding="utf-8")) if earlier_end.exists() else job.training.updates
-    with stop_on_signals(attempt.trainer):
+    with stop_on_signals(attempt.trainer), attempt.writing:
         return attempt.train(valid, last_update)
 
 

@@ -198,11 +198,10 @@ def free_port(variable: str, default: int) -> str:
     """Return the port that an environment variable sets; raises InputError if no server can listen there."""
     port = os.environ.get(variable) or str(default)
     try:
-        # For 0 the system would choose a port that nobody knows.
-        number = 1 + range(1, 65_536).index(int(port))
-        # Like the servers, it accepts a port whose last connections are about to time out.
-        socket.create_server(("127.0.0.1", number)).close()
-    except (OSError, ValueError) as error:
+        # Like the servers, it accepts a port whose last connections are about to time out. Without zeros, 0 is no
+        # number: the system would choose a port that nobody knows.
+        socket.create_server(("127.0.0.1", int(port.lstrip("0")))).close()
+    except (OSError, OverflowError, ValueError) as error:
         raise InputError(
             f"{variable} is {port}, which is no free port: end the program that listens there, or set {variable} to "
             "another one"

@@ -155,7 +155,7 @@ def repetition(run: RunSettings, settings: Mapping[str, Any], names: Mapping[str
     blocks.append(Commands([*checkout, *apply, " ".join(["dvc exp run", *chosen])]))
     if len(patch) > LARGEST_PATCH:
         return [*blocks, Paragraph("differences.patch is among the run's artifacts in MLflow.")]
-    masked = "; what looked like a secret is *** there: put it back before you apply it" if "***" in patch else ""
+    masked = ", where *** stands for what looked like a secret" if "***" in patch else ""
     return [*blocks, Paragraph(f"differences.patch{masked}:"), Commands(patch.splitlines())] if patch else blocks
 
 

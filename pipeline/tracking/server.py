@@ -55,13 +55,14 @@ _SECRET = re.compile(r"(?<=://)(?!/)\S*(?=@)|(?<=\?)\S+")
 _SECRET_IN_CODE = re.compile(
     r"(://)(?:[^\s/@\"']+|[^\s/:@\"']*:[^\s@\"']+)(?=@)|(://[^\s?]*\?)[^\s\"']+|"
     r"((?:password|passwd|passphrase|secret|credential|api_?key|access_?key|private_?key|auth_string)[\w-]*"
-    r"(?:[\"']\]?\s*[:=,]|\s*[:=])\s*|(?<![a-z])(?:pass|pwd|authorization)[\"']?\s*[:=]\s*|"
-    r"(?<![a-z])token(?:[\"']\]?\s*[:=,]|\s*[:=])\s*(?=[\"'][^\"'\s]{6,}[\"']|(?=\S*\d)[^\s\"'(]{6,}$))"
+    r"(?:[\"']\]?\s*[:=,]|\s*[:=])\s*|(?<![a-z])(?:pass|pwd|authorization)(?:[\"']\]?\s*[:=,]|\s*[:=])\s*|"
+    r"(?<![a-z])token(?!s)[\w-]*(?:[\"']\]?\s*[:=,]|\s*:[^=\n\"']*=|\s*[:=])\s*(?![\d_]+\b)"
+    r"(?=[a-z]{0,2}[\"'(]*[^\s\"'()]{6})(?=[^\s()\[]*\d|[^\n]*[\"']|[^\s()\[.]*[a-z]{12}))"
     r"(?:\"{3}[^\n]*|'{3}[^\n]*|\"[^\"\n]*|'[^'\n]*|[^\n]+)",
-    re.IGNORECASE | re.MULTILINE,
+    re.IGNORECASE,
 )
-"""The same in code, where `?` and `@` mean more, and the values of names such as `AWS_SECRET_ACCESS_KEY`. A value of
-`..._token` looks like one: it is long, and in quotes or with a digit. `max_tokens` and `bos_token` are none."""
+"""The same in code, where `?` and `@` mean more, and the values of names such as `AWS_SECRET_ACCESS_KEY`. Of names
+such as `bos_token`, values of six characters or more that have a digit, quotes or twelve letters in a row."""
 
 
 def masked(text: str) -> str:
@@ -139,8 +140,9 @@ def beside(stage: str, work: Callable[[Callable[[str], None]], object]) -> Itera
     def warn(what: str) -> None:
         nonlocal warned
         if not warned:
-            # A queued experiment is trained in a copy of this folder.
-            first = f"`dvc exp apply {name}`, then " if (name := os.environ.get("DVC_EXP_NAME")) else ""
+            # A queued experiment is trained in a copy of the repository.
+            copied = Path(os.environ.get("DVC_ROOT", ".")).resolve() != Path.cwd()
+            first = f"`dvc exp apply {os.environ.get('DVC_EXP_NAME')}`, then " if copied else ""
             print(f"{stage}: tracking: {what}; {first}`wmt publish` completes the run", file=sys.stderr, flush=True)
         warned = True
 

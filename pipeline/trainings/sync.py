@@ -83,8 +83,8 @@ class StateStore:
     def push(self, folder: Path) -> int:
         """Upload the newest state, then delete the one before; return its update, 0 for none or one just replaced."""
         stored, earlier = self.newest()
-        state, update = checkpoint.latest_resume(folder), checkpoint.last_saved_update(folder)
-        if state is None or update == stored:
+        state, _ = newest_whole(folder)
+        if state is None or (update := checkpoint.update_of(state)) == stored:
             return stored
         kept = checkpoint.checkpoints(folder / "checkpoints")
         weights = [path for path in kept if checkpoint.update_of(path) <= update]
@@ -102,7 +102,10 @@ class StateStore:
             files = [path.relative_to(scratch).as_posix() for path in scratch.rglob("*") if path.is_file()]
             stored_chain = self.files.cat_file(CHAIN) if CHAIN in earlier else b""
             if stored_chain and not (CHAIN in logs and (folder / CHAIN).read_bytes().startswith(stored_chain)):
-                earlier = []  # Another machine's checkpoints may have these names.
+                # Another machine's checkpoints may have these names. A kill must not leave ours beside its state.
+                others = [name for name in earlier if not name.startswith("checkpoints/")]
+                self.files.pipe_file(MARKER, json.dumps({"update": stored, "files": others}).encode())
+                earlier = []
             for name in set(files).difference(earlier):
                 self.files.put_file(str(scratch / name), name)
             for name in logs:  # They may have records of later updates, which resuming removes.

@@ -16,7 +16,7 @@ const escaped = (code) => `\\u{${code.toString(16)}}`;
 /** Return the inside of a character class for ranges of code points. */
 const inside = (ranges) => ranges.map(([low, high]) => `${escaped(low)}-${escaped(high)}`).join("");
 
-const DOTTED = /^(?:[\p{L}_]{1,3}\.)+[\p{L}_]{1,3}$/u;
+const DOTTED = /^(?:[\p{L}\p{Nl}\p{No}_]{1,4}\.[-/]?)+[\p{L}\p{Nl}\p{No}_]{1,4}$/u;
 
 /** Return the sentences of a line, as nmt/text/sentences.py does, with its expression and its `abbreviations`. */
 function splitSentences(line, expression, abbreviations) {

@@ -56,14 +56,14 @@ views.translate = (root, content, blob) => {
     output.ariaBusy = "true"; // fragments are not read aloud
     for (const line of lines) {
       if (!worded(line)) {
-        done.push(line.replace(/[\p{Cc}\p{Cf}]/gu, "").trim());
+        done.push(split(line.replace(/[\p{Cc}\p{Cf}]/gu, "")).join(" "));
         continue;
       }
       try {
         const parts = [];
         for (const sentence of sentencesOf(line)) {
           if (!worded(sentence)) {
-            parts.push(sentence);
+            parts.push(split(sentence).join(" "));
             continue;
           }
           const source = encode(sentence);

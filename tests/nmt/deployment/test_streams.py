@@ -97,8 +97,8 @@ def test_json_and_nbest_lists(model: Path, tmp_path: Path) -> None:
     assert attended.shape == (len(first["translations"][0]["subwords"]) + 1, len(first["source_subwords"]))
     assert np.allclose(attended.sum(1), 1.0, atol=2e-3)
     assert empty["translations"] == []
-    (copied,) = map(json.loads, run(model, tmp_path, "--json", lines=[" ..."]))
-    assert copied["translations"] == [{"text": "...", "score": 0.0, "log_probability": 0.0, "subwords": []}]
+    (copied,) = map(json.loads, run(model, tmp_path, "--json", lines=[" ..\u2028 ."]))
+    assert copied["translations"] == [{"text": ".. .", "score": 0.0, "log_probability": 0.0, "subwords": []}]
     found = run(model, tmp_path, "--nbest", "2", lines=["we do !", "", " ..."])
     assert [line.split(" ||| ")[0] for line in found] == ["1", "1", "2", "3"]
     assert found[2:] == ["2 |||  ||| 0.000000", "3 ||| ... ||| 0.000000"]

@@ -165,7 +165,13 @@ def other_model(folder: Path) -> Path:
 def test_the_page_translates_as_wmt_translate(browser: Any, tmp_path: Path, make: Callable[[Path], Path]) -> None:
     """Sentence by sentence where a line has several, however many."""
     folder = make(tmp_path / "model")
-    lines = ["The dog. A dog of Mr. Dog! Dog?", " ".join(["The dog."] * 300), *sentences(100)]
+    lines = [
+        "The dog. A dog of Mr. Dog! Dog?",
+        "Dog? No. No. 5 of Ph.D. Dog. Dog 2.5. m².B. Dog.",
+        "!  ? Dog.",
+        " ".join(["The dog."] * 300),
+        *sentences(100),
+    ]
     loaded = LoadedModel(folder)
     loaded.transformer.load_state_dict(dequantized(load_tensors(folder / WEIGHTS)))
     expected = list(Translator(loaded, split="sentences").translate(lines))

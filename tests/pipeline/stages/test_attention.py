@@ -45,7 +45,7 @@ def test_weights_are_kept_to_half_a_255th(tmp_path: Path) -> None:
 
 def test_rows_of_a_picture_have_the_words_that_they_write() -> None:
     shapes = {name: torch.ones(1, 1, 2, 3 if name == "cross" else 2) for name in ("decoder", "cross")}
-    looked = Attention(["a", "b", "</s>"], ["<s>", "c"], shapes)
-    for name, keys in (("cross", ["a", "b", "</s>"]), ("decoder", ["<s>", "c"])):
+    looked = Attention(["a", "漢", "</s>"], ["<s>", "c"], shapes)
+    for name, keys in (("cross", ["a", "漢", "</s>"]), ("decoder", ["<s>", "c"])):
         words = re.findall(r">(\S+)</text>", html.unescape(draw_lines(looked, name, 0).decode()))
         assert words == ["c", "</s>", *keys]

@@ -153,7 +153,20 @@ def test_a_damaged_state_does_not_keep_the_stores_whole_one_away(store: sync.Sta
     assert (here / "resume/update-00000005/sha256.json").exists() is False
 
 
-def test_another_machines_checkpoints_are_replaced(store: sync.StateStore, make: Make) -> None:
+def killed_push(store: sync.StateStore, folder: Path, monkeypatch: pytest.MonkeyPatch, kills: int) -> None:
+    """A push that is killed after so many uploads."""
+    uploads = iter(range(kills))
+    with monkeypatch.context() as patch:
+        for name in ("put_file", "pipe_file"):
+            call = getattr(store.files, name)
+            patch.setattr(store.files, name, lambda *given, call=call, left=uploads: (next(left), call(*given)))
+        with pytest.raises(StopIteration):
+            store.push(folder)
+
+
+def test_another_machines_checkpoints_are_replaced(
+    store: sync.StateStore, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     here, there = make("here"), make("there")
     for folder, updates in ((there, (5, 10)), (here, (5, 10, 15))):
         for update in updates:
@@ -161,6 +174,11 @@ def test_another_machines_checkpoints_are_replaced(store: sync.StateStore, make:
             with (folder / "chain.jsonl").open("a") as file:
                 file.write(f"{update} {folder.parent.name if update > 5 else ''}\n")
         checkpoint.checkpoint_path(folder / "checkpoints", 10).write_text(f"weights of {folder.parent.name}")
+        for kills in range(8 if folder == here else 0):
+            killed_push(store, here, monkeypatch, kills)
+            pulled = make(f"pulled-{kills}")
+            assert store.pull(pulled) == 10
+            assert content(pulled, "resume", "checkpoints").items() <= content(there).items()
         store.push(folder)
     path = checkpoint.checkpoint_path(here / "checkpoints", 10)
     assert store.files.cat_file(f"checkpoints/{path.name}") == path.read_bytes()
@@ -174,13 +192,7 @@ def test_a_state_needs_its_marker(store: sync.StateStore, make: Make, monkeypatc
     state = content(here, "resume", "checkpoints")
     save(here, 10)
     for kills in range(6):
-        uploads = iter(range(kills))
-        with monkeypatch.context() as patch:
-            for name in ("put_file", "pipe_file"):
-                call = getattr(store.files, name)
-                patch.setattr(store.files, name, lambda *given, call=call, left=uploads: (next(left), call(*given)))
-            with pytest.raises(StopIteration):
-                store.push(here)
+        killed_push(store, here, monkeypatch, kills)
         there = make(f"there-{kills}")
         assert store.pull(there) == 5
         assert content(there, "resume", "checkpoints") == state
