@@ -139,9 +139,7 @@ def test_learned_positions_bound_the_line(tmp_path: Path) -> None:
 def test_sentences_are_split_where_they_end() -> None:
     text = 'Mr. Smith left at 3.5 p.m. today.|"Why?" he asked.|(No one knew.)|It was 7.|October e.g. a Monday!|Ok'
     assert split_sentences(text.replace("|", " "), "en") == text.split("|")
-    text = (
-        "Did he?|No.|He paid 2.50.|He saw v2.0.|See No. 5 of Dipl.-Ing. J.-C. Smith, Ph.D. Oxon, at www.example.com.|Ok"
-    )
+    text = "Did he?|No.|He paid 2.50.|He saw v2.0.|See No. 5 of Dipl.-Ing. J.-C. Smith, Ph.D. X, at www.example.com.|Ok"
     assert split_sentences(text.replace("|", " "), "en") == text.split("|")
     assert split_sentences("no end", "xx") == ["no end"]
     chinese = ["我很好。", "你呢？", "他说：「走吧！」", "好。。。"]
