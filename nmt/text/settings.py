@@ -73,7 +73,7 @@ class SubwordSettings(Settings):
         if (self.merges is None) == (self.vocabulary is None):
             raise ValueError("give either merges or vocabulary, and leave the other null")
         if self.kind == "wordpieces" and self.vocabulary is None:
-            raise ValueError("word pieces are sized by vocabulary, not by merges")
+            raise ValueError("word pieces are sized by vocabulary, not by merges: set subwords.vocabulary")
         if self.kind == "bpe" and (given := sorted(self.sentencepiece_options)):
             raise ValueError(f"{given[0]} is a setting of word pieces, and kind is bpe: remove it")
         symbols = self.user_defined_symbols
