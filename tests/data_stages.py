@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
+from text_lines import write_lines
 
 ONE_THREAD = ThreadPoolExecutor(1)
 PACKAGES = ("sacremoses", "subword_nmt", "sentencepiece", "sacrebleu")
@@ -38,11 +39,8 @@ def configure(data: dict[str, Any], **sections: Any) -> None:
 
 def write_sides(stem: Path, pairs: Sequence[tuple[str, str]]) -> tuple[Path, Path]:
     """Write the sides of pairs to <stem>.en and <stem>.de; return these paths."""
-    paths = Path(f"{stem}.en"), Path(f"{stem}.de")
-    stem.parent.mkdir(parents=True, exist_ok=True)
-    for side, path in enumerate(paths):
-        path.write_bytes("".join(f"{pair[side]}\n" for pair in pairs).encode())
-    return paths
+    sources, targets = ([pair[side] for pair in pairs] for side in (0, 1))
+    return write_lines(Path(f"{stem}.en"), sources), write_lines(Path(f"{stem}.de"), targets)
 
 
 @contextlib.contextmanager

@@ -73,10 +73,6 @@ def parser_of(folder: Path, linearisation: Linearisation, seed: int = 3, **model
     symbols = [symbol for tree in read_trees(TREES, "TREES") for symbol in linearise(tree, linearisation)]
     source, target = codec.learn(dict.fromkeys(WORDS.split(), 3), dict.fromkeys(symbols, 3), settings)
     codec.save(folder.parent / f"{folder.name}.subwords", source, target)
-    changed = {
-        "target": "tree",
-        "vocabulary": source.size,
-        "target_vocabulary": target.size,
-        "tokenizer": base.tokenizer.model_copy(update={"tokenizer": linearisation}),
-    }
+    tokenizer = base.tokenizer.model_copy(update={"tokenizer": linearisation})
+    changed = {"target": "tree", "vocabulary": source.size, "target_vocabulary": target.size, "tokenizer": tokenizer}
     return save(folder, seed, base.model_copy(update=changed), source.size, target.size)

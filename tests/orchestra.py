@@ -30,8 +30,7 @@ class Orchestra:
 
     def __init__(self, clone: Clone, home: Path) -> None:
         self.clone, self.home = clone, home
-        self.prefect = free_port()
-        self.mlflow = free_port()
+        self.prefect, self.mlflow = free_port(), free_port()
         self.api_url = f"http://127.0.0.1:{self.prefect}/api"
         self.log = home / "services.log"
         self.gpus = home / "bin/gpus.txt"

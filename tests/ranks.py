@@ -161,8 +161,7 @@ def overlapped_gradients(world: Any, job: dict[str, Any]) -> list[list[int]]:
         for trainer in trainers:
             trainer.optimizer.step = lambda: None
             trainer.step(update)
-        for one, other in zip(*(trainer.parameters for trainer in trainers), strict=True):
-            torch.testing.assert_close(one.grad, other.grad)
+        torch.testing.assert_close(*([parameter.grad for parameter in trainer.parameters] for trainer in trainers))
     return done
 
 

@@ -105,9 +105,8 @@ def test_only_this_machine_with_the_password_and_its_own_pages_may_use_them(orch
         assert status(mlflow, (method, path, b"{}")) == 401, path
     assert not list(orchestra.home.glob("prefect/*.db"))
     work = orchestra.clone.folder / "work"
-    assert [stat.S_IMODE((work / name).stat().st_mode) for name in ("mlflow.db", "mlartifacts", "prefect")] == [
-        0o600, 0o700, 0o700
-    ]  # fmt: skip
+    modes = [stat.S_IMODE((work / name).stat().st_mode) for name in ("mlflow.db", "mlartifacts", "prefect")]
+    assert modes == [0o600, 0o700, 0o700]
 
 
 def test_prefects_pages_ask_no_other_host(orchestra: Orchestra) -> None:

@@ -7,12 +7,12 @@ import re
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 from clones import STAGES, Clone
 from command_line import printed, wmt
+from text_lines import write_lines
 from tiny_run import OVERRIDES, prepare, run_stages
 from tracked import connected
 from trainings import train_here
@@ -40,8 +40,7 @@ def test_every_stage_leaves_exactly_its_files(finished: Clone) -> None:
         *(f"{folder}/{name}" for folder in folders for name in ("config.yaml", "model.safetensors")),
         *(f"{folder}/subwords/{name}" for folder in folders for name in subwords),
         "results/config.yaml", "results/training.json", "results/training.csv", "results/metrics.json",
-        "results/scores.json",
-        "results/validation.csv", "results/validation.jsonl",
+        "results/scores.json", "results/validation.csv", "results/validation.jsonl",
         "results/averaging.json", "results/chain.json", "results/certificate.json",
         "results/translations/tinyvalid.last.de", "results/translations/tinytest.average.de",
         "results/report.md", "results/report.html", "results/sentences.jsonl", "results/figures/training.svg",
@@ -70,23 +69,9 @@ def test_an_edited_report_or_lock_is_named(finished: Clone, tmp_path: Path, monk
     assert "results/config.yaml is not in cache" in check.locked().detail
 
 
-@pytest.fixture(scope="module")
-def published(finished: Clone) -> Any:
-    """The run in MLflow, once all is there."""
-    with connected(finished.folder / "work/mlflow.db") as client:
-        experiment = client.get_experiment_by_name("wmt-en-de")
-        (run,) = client.search_runs([experiment.experiment_id])
-        assert run.info.status in {"RUNNING", "FINISHED"}
-        if run.info.status == "RUNNING":  # On a busy machine, the last stage does not wait until all is sent.
-            assert finished.run(sys.executable, "-m", "pipeline.cli", "publish").returncode == 0
-            run = client.get_run(run.info.run_id)
-        assert run.info.status == "FINISHED"
-        return run
-
-
 @pytest.mark.filterwarnings("ignore:.*:UserWarning")
 def test_the_model_folder_translates_alone_and_the_best_registered_model_the_same(
-    finished: Clone, published: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    finished: Clone, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """MLflow's server of a model: tests/pipeline/tracking/test_serving.py; its command: tests/soak/test_day.py."""
     import mlflow.pyfunc
@@ -97,7 +82,11 @@ def test_the_model_folder_translates_alone_and_the_best_registered_model_the_sam
     assert wmt("translate", tmp_path / "model", "--input", tmp_path / "in", "--output", tmp_path / "out") == 0
     expected = (tmp_path / "out").read_text().splitlines()
     with connected(finished.folder / "work/mlflow.db") as client:
-        kept = {file.path for file in client.list_artifacts(published.info.run_id)}
+        (run,) = client.search_runs([client.get_experiment_by_name("wmt-en-de").experiment_id])
+        if run.info.status == "RUNNING":  # On a busy machine, the last stage does not wait until all is sent.
+            assert finished.run(sys.executable, "-m", "pipeline.cli", "publish").returncode == 0
+        assert client.get_run(run.info.run_id).info.status == "FINISHED"
+        kept = {file.path for file in client.list_artifacts(run.info.run_id)}
     assert {"report.html", "figures", "dvc.lock"} <= kept
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{finished.folder}/work/mlflow.db")
     monkeypatch.setattr(sys, "path", [*sys.path])  # MLflow adds the model's copy of nmt.
@@ -114,7 +103,8 @@ def test_french_with_word_pieces_and_two_test_sets_is_certified(here: Path, monk
     assert {path.name for path in Path("data/subwords").iterdir()} == {"subwords.yaml", "wordpieces.model", "words.txt"}
     assert len(Path("results/translations/tinytest.average.fr").read_text().splitlines()) == 4
     further = Path("results/translations/tinymedical.average.fr")
-    assert len(further.read_text().splitlines()) == len(Path("data/raw/test.tinymedical.fr").read_text().splitlines())
+    outputs = further.read_text().splitlines()
+    assert len(outputs) == len(Path("data/raw/test.tinymedical.fr").read_text().splitlines())
     metrics = json.loads(Path("results/scores.json").read_text())
     assert (list(metrics["sets"]), metrics["bleu_set"]) == (["tinymedical"], "tinytest, 4 lines"), "the first one"
     found = json.loads(printed("bleu", further, "data/raw/test.tinymedical.fr", "--lang", "fr", "--json"))
@@ -122,9 +112,7 @@ def test_french_with_word_pieces_and_two_test_sets_is_certified(here: Path, monk
     compared = json.loads(Path("results/metrics.json").read_text())
     assert compared["bleu.tinymedical"] == metrics["sets"]["tinymedical"]["bleu"]
     kept = [json.loads(line) for line in Path("results/sentences.jsonl").read_text().splitlines()]
-    assert [(line.get("set"), line["output"]) for line in kept[4:]] == [
-        ("tinymedical", output) for output in further.read_text().splitlines()
-    ]
+    assert [(line.get("set"), line["output"]) for line in kept[4:]] == [("tinymedical", output) for output in outputs]
     report = Path("results/report.md").read_text()
     assert "Test: tinytest, tinymedical." in report
     shared = json.loads(Path("data/tokenized/stats.json").read_text())["overlap"]["test.tinymedical"]
@@ -132,9 +120,8 @@ def test_french_with_word_pieces_and_two_test_sets_is_certified(here: Path, monk
     assert "\n| tinytest, 4 lines | " in report
     assert "\n| tinymedical, 4 lines | " in report
     assert "tinymedical, 4 lines; sacreBLEU" in printed("summary")
-    text = further.read_text()
     further.unlink()
-    further.write_text(f"{text.splitlines()[0]} x\n" + "".join(text.splitlines(keepends=True)[1:]))
+    write_lines(further, [f"{outputs[0]} x", *outputs[1:]])
     with contextlib.redirect_stdout(io.StringIO()) as said:
         assert wmt("verify", "--updates", "0:4") == 1
     assert said.getvalue().endswith("\nnot verified, these differ: decode\n"), "an edited translation of the second set"

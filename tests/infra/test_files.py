@@ -28,6 +28,8 @@ KUBERNETES = "1.33"
 
 WORKER = ["python", "-m", "pipeline.flows.worker"]
 """What ends a run so that it saves its state: the words before Prefect's own command."""
+GIVEN = {"POSTGRES_PASSWORD": "p", "PREFECT_PASSWORD": "p", "S3_ACCESS_KEY": "k", "S3_SECRET_KEY": "k"}
+"""The variables without which Compose starts nothing."""
 
 
 def load(path: str) -> list[Any]:
@@ -84,10 +86,6 @@ def test_the_example_names_every_variable_and_no_password() -> None:
     assert subprocess.run(["git", "check-ignore", "--quiet", "infra/.env"], cwd=ROOT, check=False).returncode == 0
 
 
-GIVEN = {"POSTGRES_PASSWORD": "p", "PREFECT_PASSWORD": "p", "S3_ACCESS_KEY": "k", "S3_SECRET_KEY": "k"}
-"""The variables without which Compose starts nothing."""
-
-
 def test_a_bucket_and_a_port_of_ones_own() -> None:
     services = interpolated(read(), {**GIVEN, "S3_BUCKET": "mine", "S3_PORT": "9001"})["services"]
     assert "self:wmt" in services["s3"]["healthcheck"]["test"], "its only bucket; the others wait for it"
@@ -115,8 +113,7 @@ def test_both_ways_to_train_on_kubernetes_have_the_same_pod() -> None:
         assert pod["automountServiceAccountToken"] is False
         assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         for container in (*pod.get("initContainers", ()), *pod["containers"]):
-            capabilities = {"drop": ["ALL"]}
-            allowed = {"allowPrivilegeEscalation": False, "capabilities": capabilities}
+            allowed = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
             assert container["securityContext"] == allowed
     assert pods[0].pop("subdomain") == "wmt"
     policies = [one["spec"]["podFailurePolicy"]["rules"] for one in (job, node["template"])]

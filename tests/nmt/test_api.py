@@ -73,11 +73,9 @@ def test_a_wrong_call_gets_a_sentence(here: Path, given: dict[str, object], mess
     assert [path.name for path in here.iterdir()] == ["there"]
 
 
-CHINESE = (["你好，世界。", "我 爱你。"], ["Hello, world.", "I love you."])
-
-
 def test_fit_takes_the_tokenizer_and_subwords_of_the_pipeline(tmp_path: Path) -> None:
-    call = {"pairs": CHINESE, "valid": CHINESE, "languages": ("zh", "en"), "model": TINY, "training": {"updates": 1}}
+    chinese = (["你好，世界。", "我 爱你。"], ["Hello, world.", "I love you."])
+    call = {"pairs": chinese, "valid": chinese, "languages": ("zh", "en"), "model": TINY, "training": {"updates": 1}}
     made = nmt.fit(**call, folder=tmp_path / "raw", subwords={"vocabulary": 300, "split_digits": True})
     assert made.description.tokenizer.tokenizer == "none"
     assert (made.model.subwords.settings.kind, made.model.subwords.settings.split_digits) == ("wordpieces", True)

@@ -119,8 +119,7 @@ def test_blocks_of_any_lengths_give_what_a_sentence_gives_alone(rounded: bool, m
     torch.testing.assert_close(together, alone, rtol=0, atol=1e-12)
     weights = torch.randn_like(alone)
     both = [torch.autograd.grad((states * weights).sum(), list(model.parameters())) for states in (together, alone)]
-    for one, other in zip(*both, strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=1e-10)
+    torch.testing.assert_close(*both, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize(

@@ -163,37 +163,31 @@ def test_a_stage_whose_dvc_died_before_it_could_follow_it_does_not_begin(tmp_pat
     assert python(tmp_path, "-m", "pipeline", "decode", start_new_session=True) == (75, INTERRUPTED)
 
 
-@pytest.mark.parametrize("later", ["SIGINT", "SIGTERM"])
-@pytest.mark.parametrize(("first", "status"), [("os.kill(os.getpid(), signal.SIGINT)", 75), ("None", 0)])
-def test_ctrl_c_while_a_stage_ends_leaves_no_traceback(tmp_path: Path, first: str, status: int, later: str) -> None:
-    """MLflow may take half a minute; the threads of a stage that is done end in milliseconds."""
-    program = f"""
+RUNS = """
 import atexit, os, signal
 from types import SimpleNamespace
 from pipeline import __main__ as runner
-def again(*_): os.kill(os.getpid(), signal.{later})
+def again(*_): {again}
 runner.importlib = SimpleNamespace(import_module=lambda _: SimpleNamespace(run=lambda: {first}))
 runner.publish = SimpleNamespace(end=again, finish=lambda _: None)
 atexit.register(again)
 runner.run("decode")
 """
+
+
+@pytest.mark.parametrize("later", ["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize(("first", "status"), [("os.kill(os.getpid(), signal.SIGINT)", 75), ("None", 0)])
+def test_ctrl_c_while_a_stage_ends_leaves_no_traceback(tmp_path: Path, first: str, status: int, later: str) -> None:
+    """MLflow may take half a minute; the threads of a stage that is done end in milliseconds."""
+    program = RUNS.format(first=first, again=f"os.kill(os.getpid(), signal.{later})")
     (tmp_path / "dvc.yaml").write_text("stages: {decode: {cmd: x}}")
     told = INTERRUPTED.replace(b" (stopped by SIGTERM)", b"") if status else b""
     assert python(tmp_path, "-c", program, "decode") == (status, told)
 
 
 def test_a_stage_whose_reader_is_gone_is_done(tmp_path: Path) -> None:
-    program = """
-import os
-from types import SimpleNamespace
-from pipeline import __main__ as runner
-runner.importlib = SimpleNamespace(import_module=lambda _: SimpleNamespace(run=lambda: None))
-runner.publish = SimpleNamespace(finish=lambda _: None)
-reading, writing = os.pipe()
-os.dup2(writing, 1)
-os.close(reading)
-runner.run("decode")
-"""
+    closed = "import os; reading, writing = os.pipe(); os.dup2(writing, 1); os.close(reading)"
+    program = closed + RUNS.format(first="None", again="None")
     (tmp_path / "dvc.yaml").write_text("stages: {decode: {cmd: x}}")
     assert python(tmp_path, "-c", program) == (0, b"")
 

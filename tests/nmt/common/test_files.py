@@ -9,15 +9,14 @@ from text_lines import names
 
 from nmt.common.files import writing
 
+HERE = os.uname().nodename
+
 
 @pytest.fixture
 def dead() -> int:
     """The number of a process that has ended."""
     with subprocess.Popen([sys.executable, "-S", "-c", ""]) as process:
         return process.pid
-
-
-HERE = os.uname().nodename
 
 
 def leave(path: Path) -> Path:

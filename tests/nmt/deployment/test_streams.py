@@ -123,10 +123,8 @@ def test_lines_before_an_error_are_translated(model: Path, tmp_path: Path, capsy
     text = write_lines(tmp_path / "in", good)
     text.write_bytes(text.read_bytes() + b"\xff\nwe do !\n")
     command = ["translate", model, "--input", text, "--longest", "20", "--window", "4"]
-    assert wmt(*command) == 1
-    shown = capsys.readouterr()
-    assert shown.out.split("\n")[:-1] == expected
-    assert "line 12: the byte 0xff" in shown.err
+    assert "line 12: the byte 0xff" in refused(*command)
+    assert capsys.readouterr().out.split("\n")[:-1] == expected
     assert wmt(*command, "--output", tmp_path / "new/out") == 1
     assert list((tmp_path / "new").iterdir()) == []
 
@@ -228,10 +226,9 @@ def test_parsing_says_what_it_repaired_and_each_line_of_json_too(
     parser: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["parse", parser, "--input", write_lines(tmp_path / "in", LINES), "--beam", "2"]
-    assert wmt(*command, "--output", tmp_path / "out") == 0
+    warned(*command, "--output", tmp_path / "out")
     parsed = (tmp_path / "out").read_text().split("\n")[:-1]
     assert [words(line) for line in parsed] == [line.split() for line in LINES]
-    capsys.readouterr()
     asked: list[Any] = []
     compute = alignment.attention_of
     monkeypatch.setattr(alignment, "attention_of", lambda *given: (asked.append(given[1:]), compute(*given))[1])
@@ -257,8 +254,7 @@ def test_parsing_says_what_it_repaired_and_each_line_of_json_too(
     # Trees of three words, for sentences of 7, 3, 3 and 5.
     monkeypatch.setattr(Symbols, "decode", lambda *_: "(S XX XX XX )S")
     monkeypatch.setattr(Codec, "word_attention", lambda *_: None)
-    assert wmt(*command) == 0
-    assert capsys.readouterr().err == "parse: 2 of 4 trees had to be repaired: word missing 6\n"
+    assert warned(*command) == "parse: 2 of 4 trees had to be repaired: word missing 6\n"
 
 
 def test_a_full_disk_is_one_sentence(model: Path, tmp_path: Path) -> None:
@@ -349,15 +345,12 @@ def test_scoring_texts(model: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert empty == [{"log_probability": 0.0, "tokens": 0, "perplexity": 1.0}] * 2
     assert total["log_probability"] == first["log_probability"]
     words = write_lines(tmp_path / "words", ["we do", "we do", "a"])
-    assert wmt("score", str(model), str(blank), str(words)) == 1
-    output = capsys.readouterr()
-    assert output.out.count("\n") == 1, "the line before"
-    assert "line 2: the source has no text" in output.err
+    assert "line 2: the source has no text" in refused("score", model, blank, words)
+    assert capsys.readouterr().out.count("\n") == 1, "the line before"
     learned = folder_of(tmp_path / "learned", positions="learned", max_positions=24)
     for folder, longest in ((learned, 24), (model, 8192)):
         words = write_lines(tmp_path / "words", ["we do", "dog " * longest])
-        assert wmt("score", str(folder), str(words), str(words)) == 1
-        output = capsys.readouterr()
-        assert output.out.count("\n") == 1, "the line before"
-        assert f"line 2: a side has {longest + 1:,} subwords, and at most {longest:,} are scored" in output.err
+        told = f"line 2: a side has {longest + 1:,} subwords, and at most {longest:,} are scored"
+        assert told in refused("score", folder, words, words)
+        assert capsys.readouterr().out.count("\n") == 1, "the line before"
     assert Scored(-1e6, 1).perplexity == math.exp(700)

@@ -20,6 +20,7 @@ from pipeline.flows import copies
 from pipeline.report.ablation import Interval, markdown
 
 PLAN = Plan("en-de", "sample", 4, 2, {"training": {"updates": 10}, "subwords": {"merges": 400}}, repository="a")
+NAMES = {PLAN.name(row, 1): (row, 1) for row in ("base", "A-h1", "A-h4", "A-h16")}
 
 
 def test_rows_are_scaled_together() -> None:
@@ -64,9 +65,7 @@ def test_overrides_of_params_hold_for_all_runs_under_the_budget(asked: Callable[
     assert asked(pair="en-fr").overrides["subwords"] == {"vocabulary": 4000}
 
 
-def test_wrong_settings_are_refused_before_the_first_run(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_settings_are_refused_first(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(ablation, "run_all", None)  # A call of it would be an error.
     assert "`bigg` is not a row of rows.yaml" in refused("ablation", "--rows", "base", "--rows", "bigg")
@@ -75,9 +74,6 @@ def test_wrong_settings_are_refused_before_the_first_run(
     for name in ("--width", "--depth", "--jobs"):
         assert wmt("ablation", name, "0") == 2
         assert f"Invalid value for '{name}'" in capsys.readouterr().err
-
-
-NAMES = {PLAN.name(row, 1): (row, 1) for row in ("base", "A-h1", "A-h4", "A-h16")}
 
 
 @pytest.mark.parametrize("fails", ["repro", "save"])

@@ -215,9 +215,7 @@ def test_disk_is_summed_over_the_stages_that_would_run_and_memory_is_that_of_the
     assert {*arithmetic} == {"ordinary"}
 
 
-def test_a_state_root_on_another_disk_has_its_own_line(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_disk_has_its_own_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WMT_STATE", "/dev/shm/state")
     monkeypatch.setattr(plan, "stages_to_run", lambda _: {"download": "x", "average": ""})
     monkeypatch.setattr(plan, "needs", lambda *_: ({"download": (2**20, 2**21), "average": (1, 1)}, 0, 1))

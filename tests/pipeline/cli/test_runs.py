@@ -15,7 +15,6 @@ from pipeline.cli import runs
 from pipeline.trainings import identity, launch
 
 SCORES = {"bleu": 87.94, "bleu_low": 85.86, "bleu_high": 89.91, "bleu_set": "sampletest, 500 lines"}
-SCORES |= {"bleu_signature": "nrefs:1"}
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +22,7 @@ def repository(empty_repository: Path) -> None:
     Path("results").mkdir()
     run = {"row": "sample", "pair": "en-de", "corpus": "sample", "seed": 3}
     Path("results/config.yaml").write_text(json.dumps({"run": run, "training": {"updates": 200}}))
-    Path("results/scores.json").write_text(json.dumps({**SCORES, "train_seconds": 94.3}))
+    Path("results/scores.json").write_text(json.dumps({**SCORES, "bleu_signature": "nrefs:1", "train_seconds": 94.3}))
 
 
 def test_bleu_its_interval_and_where_things_are() -> None:
@@ -39,8 +38,7 @@ def test_it_says_that_a_newer_run_is_going_on() -> None:
     Path(".dvc/tmp/status").mkdir(parents=True)
     # The number of this process, whose command has the stage's name in it only at last.
     for stage, newer in (("no-such-stage", False), ("python", True)):
-        status = {"state": "running", "pid": os.getpid()}
-        Path(f".dvc/tmp/status/{stage}.json").write_text(json.dumps(status))
+        Path(f".dvc/tmp/status/{stage}.json").write_text(json.dumps({"state": "running", "pid": os.getpid()}))
         assert ("a newer run is at its stage" in printed("summary")) == newer
 
 
@@ -106,19 +104,18 @@ def test_the_training_with_this_rendezvous_is_joined_when_it_begins(tmp_path: Pa
 @pytest.mark.parametrize(
     ("name", "left", "nodes", "why"),
     [
-        ("this-older", None, "2", "this-older is trained with other code than this machine has: check out"),
+        ("this-older", "", "2", "this-older is trained with other code than this machine has: check out"),
         ("this-code", "interrupted", "2", "the training was asked to stop"),
         ("this-code", "failed.json", "2", "mend this"),
-        ("this-code", None, "1", "WMT_NODES is 1: set it and WMT_RENDEZVOUS"),
+        ("this-code", "", "1", "WMT_NODES is 1: set it and WMT_RENDEZVOUS"),
     ],
 )
 def test_what_is_refused(
-    tmp_path: Path, trained: list[Path], monkeypatch: pytest.MonkeyPatch,
-    name: str, left: str | None, nodes: str, why: str,
-) -> None:  # fmt: skip
+    tmp_path: Path, trained: list[Path], monkeypatch: pytest.MonkeyPatch, name: str, left: str, nodes: str, why: str
+) -> None:
     monkeypatch.setenv("WMT_NODES", nodes)
     with training(tmp_path, name, HERE):
-        if left is not None:
+        if left:
             (tmp_path / "train" / name / left).write_text('{"state": "refused", "error": "mend this"}')
         assert why in refused("join")
     assert trained == []

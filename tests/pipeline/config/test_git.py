@@ -7,12 +7,8 @@ from pipeline.config.git import CODE, code, difference
 
 def test_new_files_differ_and_a_patch_is_equal_whatever_git_is_set_to(here: Path) -> None:
     assert code() == {"commit": "unknown", "differing_files": "unknown: git names no commit here"}
-    for name, content in (
-        ("kept.py", b"a\n"),
-        ("table", bytes(9)),
-        ("params.yaml", b"a\n"),
-        (".gitignore", b"work\n*.pyc\n"),
-    ):
+    files = {"kept.py": b"a\n", "table": bytes(9), "params.yaml": b"a\n", ".gitignore": b"work\n*.pyc\n"}
+    for name, content in files.items():
         Path(name).write_bytes(content)
     commit()
     assert code()["differing_files"] == "none"

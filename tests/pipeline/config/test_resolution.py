@@ -126,10 +126,7 @@ TOKENS, SYMBOLS = (over("preparation", tokenizer={"tokenizer": name}) for name i
         ({"sed": 1}, "unknown key `sed`; did you mean `seed`? valid are row, pair, corpus, seed, overrides"),
         ({"overrides": {"modle": {}}}, "params.yaml: unknown key `overrides.modle`; did you mean `model`?"),
         ({"overrides": {"model.N": 3}}, "params.yaml: write `overrides: {model: {N: ...}}`, not `model.N`"),
-        (
-            {"overrides": {"training.start_from.folder": "a"}},
-            "write `overrides: {training: {start_from: {folder: ...}}}`",
-        ),
+        ({"overrides": {"training.start_from.folder": "a"}}, "`overrides: {training: {start_from: {folder: ...}}}`"),
         (over("model", P_drop=1.5), "params.yaml, overrides: model.P_drop is 1.5; input should be less than or"),
         (over("training", shards=2**20), "overrides: training.shards is 1048576; input should be 1, 2, 4, 8, 16"),
         (over("model", N=True), "params.yaml, overrides: model.N is True; it should not be true or false"),
@@ -165,18 +162,15 @@ def test_mistakes_are_told_in_one_sentence(changes: Mapping[str, Any], message: 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"seed": 2**64 - 1},
-        TREES | over("subwords", target="joint"),
-        LEARNED | over("model", max_positions=306),
-        over("model", max_positions=1),
+        {"seed": 2**64 - 1}, TREES | over("subwords", target="joint"),
+        LEARNED | over("model", max_positions=306), over("model", max_positions=1),
         over("subwords", merges=None),  # The catalog's vocabulary stays.
-        over("training", checkpoint_every=20_000),
+        over("training", checkpoint_every=20_000), over("averaging", best=3),
         {"overrides": {"training": {"keep_checkpoints": 6}, "averaging": {"last": 6}}},
         {"overrides": {"training": {"updates": 7500}, "averaging": {"last": 5}}},
-        over("averaging", best=3),
         {"overrides": {"training": {"updates": 1500}, "averaging": {"best": 1}}},
     ],
-)
+)  # fmt: skip
 def test_values_at_the_edge_of_what_later_stages_take_resolve(changes: Mapping[str, Any]) -> None:
     _resolved(**changes)
 

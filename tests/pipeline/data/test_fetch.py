@@ -221,9 +221,7 @@ def obtain(root: Path, *archives: ArchiveSettings) -> bytes:
     return fetch.obtain(list(archives), root)["a"].read_bytes()
 
 
-def test_a_kept_archive_needs_no_network_but_where_it_rotted(
-    server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_archives_are_kept_unless_they_rot(server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = fetch.obtain([archive(server.url)], tmp_path)["a"]
     errors = capsys.readouterr().err
     assert "licence: free as air" in errors
@@ -260,9 +258,7 @@ def test_the_next_mirror_goes_on_where_the_first_stopped(server: Server, tmp_pat
 
 
 @pytest.mark.parametrize(("code", "error"), [(404, InputError), (503, ConnectionError)])
-def test_every_address_is_named_where_none_gives(
-    server: Server, tmp_path: Path, code: int, error: type[Exception]
-) -> None:
+def test_every_address_that_fails_is_named(server: Server, tmp_path: Path, code: int, error: type[Exception]) -> None:
     """What a later attempt may mend is no mistake of the user's: Prefect tries it again."""
     server.answers = [*[status(code)] * (5 if code == 503 else 1), status(403)]
     said = rf"file\.tgz answers {code} .*; .*file\.tgz answers 403 Forbidden; run again"

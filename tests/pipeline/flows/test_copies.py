@@ -9,15 +9,15 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import psutil
 import pytest
 from agents import is_over
 from clones import ROOT, commit, git
 from filelock import FileLock
+from refusals import check_refusal
 
-from nmt.errors import InputError
 from pipeline.flows import copies
 
 
@@ -34,11 +34,6 @@ def original(tmp_path: Path) -> Path:
 
 def left(original: Path) -> list[str]:
     return [path.name for path in (original / "work/copies").iterdir()]
-
-
-def refused(folder: Path, why: str, **changes: Any) -> None:
-    with pytest.raises(InputError, match=why), copies.made(folder, "one", changes):
-        pass
 
 
 def test_changes_travel_and_new_values_leave_the_comments(original: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +62,7 @@ def test_changes_travel_and_new_values_leave_the_comments(original: Path, monkey
             assert "row: big" not in (other / "params.yaml").read_text()
             assert copy.exists()
             monkeypatch.setattr(copies, "WAIT", 0.1)
-            refused(original, "^one is at work already")
+            check_refusal("^one is at work already", copies.made(original, "one", {}).__enter__)
         assert copy.exists()
     assert left(original) == []
     assert git(original, "status", "--porcelain") == before
@@ -205,5 +200,6 @@ def test_what_cannot_be_copied_is_refused(original: Path, tmp_path: Path) -> Non
         pass
     params = original / "params.yaml"
     params.write_text(params.read_text().replace("{}", "[1]"))
-    refused(original, r"params\.yaml.* overrides is \[1\]", overrides={"model": {"N": 1}})
+    changed = copies.made(original, "one", {"overrides": {"model": {"N": 1}}})
+    check_refusal(r"params\.yaml.* overrides is \[1\]", changed.__enter__)
     assert left(original) == []

@@ -67,9 +67,7 @@ def test_a_wrong_value_is_refused_before_the_run_begins(flow: Any, wrong: dict[s
         flow.wmt_en_de.validate_parameters(get_call_parameters(flow.wmt_en_de.fn, (), wrong))
 
 
-def test_the_defaults_are_those_of_params_yaml_where_they_fit_the_pair(
-    flow: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_params_yaml_gives_the_defaults_that_fit(flow: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flow, "ROOT", tmp_path)
     (tmp_path / "data/catalog").mkdir(parents=True)
     shutil.copy(ROOT / "dvc.yaml", tmp_path)

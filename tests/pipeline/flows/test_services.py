@@ -82,9 +82,7 @@ while True:
 @pytest.mark.parametrize(
     ("ended", "deaf", "status", "output"),
     [
-        ("worker.py", "", 137, "flow reported\n"),
-        ("SIGTERM", "", 143, "flow reported\n"),
-        ("SIGINT", "", 130, "flow reported\n"),
+        *((end, "", code, "flow reported\n") for end, code in (("worker.py", 137), ("SIGTERM", 143), ("SIGINT", 130))),
         ("SIGTERM SIGTERM", "deaf", 143, ""),
     ],
 )

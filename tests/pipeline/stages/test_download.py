@@ -27,14 +27,13 @@ from pipeline.data import fetch
 from pipeline.stages import download
 
 MULTI30K = REAL / "multi30k"
+SIDES = (("source", "en"), ("target", "de"))
 TEXTS = {
-    "train.en": b"One\nTwo \r too\n",
-    "train.de": "Eins\nZwei\u2028auch\n".encode(),
-    "valid.en": b"valid\n",
-    "valid.de": b"gilt\n",
+    "train.en": b"One\nTwo \r too\n", "train.de": "Eins\nZwei\u2028auch\n".encode(),
+    "valid.en": b"valid\n", "valid.de": b"gilt\n",
     "test.en.sgm": b'<srcset><seg id="1">R&amp;D</seg><seg id="2">a</seg></srcset>',
     "test.de.sgm": b'<refset><seg id="1">F&amp;E</seg><seg id="2">b</seg></refset>',
-}
+}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -57,9 +56,6 @@ def packed(texts: Mapping[str, bytes] = TEXTS, md5: str | None = None, **changes
     data |= {"valid": text("valid"), "test": text("test", ".sgm")}
     data["test"]["source"]["md5"] = md5
     return data
-
-
-SIDES = (("source", "en"), ("target", "de"))
 
 
 def local(role: str, texts: tuple[bytes, bytes]) -> dict[str, Any]:

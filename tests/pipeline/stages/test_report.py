@@ -23,6 +23,7 @@ from pipeline.report import chapters, figures, scores, sentences
 from pipeline.report.page import Figure
 from pipeline.stages import report
 
+DRAW, IDENTITIES = figures.draw, scores.identities
 STEPS = ("sacreBLEU, 13a", "Moses tokens", "compounds split at hyphens", "unicode quotes made plain")
 METRICS: dict[str, Any] = {
     "bleu": 26.51, "bleu_low": 25.9, "bleu_high": 27.1, "bleu_signature": "nrefs:1|case:mixed",
@@ -102,9 +103,6 @@ def _sets_are_known_by_their_names() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder_of(tmp_path_factory.mktemp("model") / "average")
-
-
-DRAW, IDENTITIES = figures.draw, scores.identities
 
 
 @pytest.fixture(autouse=True)

@@ -21,8 +21,6 @@ TRAIN = {
 }
 VALID = [("Valid one.", "Gültig eins."), ("", "leer")]
 TEST = [("A test.", "Ein Test."), ("Is it here?", "Ist es hier?")]
-
-
 PREPARATION = PreparationSettings(
     tokenizer=TokenizerSettings(tokenizer="moses", normalize_punctuation=True, aggressive_hyphens=True),
     filters=FilterSettings(min_tokens=1, max_tokens=10, max_ratio=3.0, drop_identical=True),

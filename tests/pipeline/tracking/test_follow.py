@@ -10,7 +10,7 @@ from unittest.mock import DEFAULT, Mock
 import pytest
 from agents import wait_for
 from command_line import printed, wmt
-from data_stages import data_section
+from data_stages import data_section, write_sides
 from filelock import FileLock
 from model_folders import folder_of
 from tracked import STATE, configure, connected, history, recorded, write_results
@@ -171,11 +171,6 @@ LINES = ["the old man sees a dog .", "She sleeps well , and we do !", "He did no
 TOKENIZER: dict[str, Any] = {"tokenizer": "moses", "normalize_punctuation": False, "aggressive_hyphens": False}
 
 
-def write_text() -> None:
-    for language in ("en", "de"):
-        Path(f"data/raw/valid.news13.{language}").write_text("".join(f"{line}\n" for line in LINES))
-
-
 @pytest.fixture
 def texts(root: Path) -> list[dict[str, Any]]:
     """A repository with a validation set; records of its lines 3 and 2, written badly, then well."""
@@ -183,9 +178,8 @@ def texts(root: Path) -> list[dict[str, Any]]:
     data = data_section("t", valid="news13", test="news14")
     configure({"data": data, "preparation": preparation, "scoring": {"tokenize": None}})
     folder_of(Path("model"))
-    Path("data/raw").mkdir(parents=True)
+    write_sides(Path("data/raw/valid.news13"), [(line, line) for line in LINES])
     Path("model.subwords").rename("data/subwords")
-    write_text()
     codec = Codec(Path("data/subwords"), "en", "de", TokenizerSettings(**TOKENIZER))
     ids = [codec.encode(line)[:-1] for line in LINES]
     bad, well = {"2": ids[0], "1": ids[0]}, {"2": ids[2], "1": ids[1]}
@@ -226,7 +220,7 @@ def test_the_curve_is_followed_and_completed_from_results(root: Path, state: Pat
     assert [step for step, _ in history(root, run, sample.CHRF)] == [10]
     (first,) = history(root, run, sample.BLEU)
     write_results()
-    write_text()
+    write_sides(Path("data/raw/valid.news13"), [(line, line) for line in LINES])
     kept = [{key: value for key, value in record.items() if key != "seconds"} for record in texts]
     Path("results/validation.jsonl").write_text("".join(json.dumps(record) + "\n" for record in kept))
     for _ in range(2):

@@ -24,9 +24,7 @@ def test_a_run_is_found_by_its_name_its_full_name_or_the_beginning_of_its_id(roo
         full, (scores, lines) = server.fetch_artifacts(name, ["scores.json", "sentences.jsonl"], tmp_path / str(number))
         assert (full, scores.read_text(), lines.exists()) == (f"one-{one[:8]}", "{}", False)
         assert [path.name for path in (tmp_path / str(number)).iterdir()] == ["scores.json"], "what was asked for"
-    said = check_refusal(
-        "^'same' names 2 of MLflow's runs: .*valid are same-", server.fetch_artifacts, "same", [], tmp_path / "same"
-    )
+    said = check_refusal("^'same' names 2 of .*valid are same-", server.fetch_artifacts, "same", [], tmp_path / "same")
     assert all(run[:8] in said for run in same)
     all_runs = rf"valid are same-\w+, same-\w+, one-{one[:8]}$"
     check_refusal(f"^'' names 0 of MLflow's runs: {all_runs}", server.fetch_artifacts, "", [], tmp_path / "none")
@@ -66,9 +64,7 @@ def test_a_fault_of_ours_is_not_called_mlflows(root: Path) -> None:
 
 
 @pytest.mark.parametrize("character", "?%#")
-def test_a_path_that_no_address_of_a_database_allows_is_refused(
-    tmp_path: Path, character: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_path_with_a_sign_of_urls_is_refused(tmp_path: Path, character: str, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / f"a{character}20b").mkdir()
     monkeypatch.chdir(tmp_path / f"a{character}20b")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
@@ -76,9 +72,7 @@ def test_a_path_that_no_address_of_a_database_allows_is_refused(
     check_refusal("", services.serve, worker=False)
 
 
-def test_a_deleted_experiment_and_tables_of_another_version_are_told_with_the_command(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_deleted_experiments_and_old_tables_are_told_with_commands(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with connected(root / "mlflow.db") as client:
         number = client.create_experiment("wmt-en-de", (root / "mlartifacts").as_uri())
         client.delete_experiment(number)

@@ -38,8 +38,7 @@ def server(serving: Any, folder: Path) -> httpx.ASGITransport:
     from mlflow.pyfunc import scoring_server
 
     path = folder.parent / "registered"
-    search = {"beam": 4, "alpha": 0.6}
-    mlflow.pyfunc.save_model(path, **registry.model_content(folder, search))
+    mlflow.pyfunc.save_model(path, **registry.model_content(folder, {"beam": 4, "alpha": 0.6}))
     return httpx.ASGITransport(scoring_server.init(mlflow.pyfunc.load_model(str(path))), raise_app_exceptions=False)
 
 

@@ -11,8 +11,6 @@ from clones import ROOT
 from pipeline.trainings.identity import NO_ARITHMETIC, PORTABLE, START_MODULE, code_digest, computing_code, syntax
 
 ORDINARY, IN_PORTABLE = ({"training": {"arithmetic": kind}} for kind in ("ordinary", "portable"))
-
-
 SOURCE = '''
 """Of a module."""
 RATE = 0.1

@@ -63,9 +63,7 @@ def test_processes_are_those_asked_for_or_one_a_gpu_or_core_as_far_as_shards_can
     assert capsys.readouterr().out == (message if asked is None and count < gpus else "")
 
 
-def test_gpus_of_several_nodes_that_stand_by_are_told(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_gpus_that_stand_by_are_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     here(8, monkeypatch)
     monkeypatch.setenv("WMT_NODES", "2")
     monkeypatch.setenv("WMT_RENDEZVOUS", "first:29400")

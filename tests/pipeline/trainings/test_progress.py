@@ -24,9 +24,7 @@ def test_a_narrow_terminal_has_the_bar_the_time_and_what_fits_of_the_values(monk
     assert "0:00:00 ppl 1206.99, validation ppl 1.63, " in line
 
 
-def test_a_log_has_a_line_a_minute_with_the_time_left(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_logs_have_the_time_left_by_minute(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     now = 1000.0
     with progress.TrainingProgress(100) as shown:
         monkeypatch.setattr(shown, "get_time", lambda: now)

@@ -14,6 +14,7 @@ import pytest
 import torch
 import yaml
 from refusals import check_refusal
+from text_lines import write_lines
 from trainings import CONDITIONS, MakeJob
 
 from nmt import hardware
@@ -147,7 +148,7 @@ def finished(here: Path, tiny_job: MakeJob) -> Path:
         {"update": 12, "loss": 2.5, "seconds": 1.75, **each},
     ]
     (state / "job.yaml").write_text(yaml.safe_dump({**tiny_job(updates=12), "corpus": "here"}))
-    write_lines(state / "history.jsonl", records)
+    write_lines(state / "history.jsonl", map(json.dumps, records))
     settings = TrainingSettings.model_validate(tiny_job(updates=12)["training"])
     for number in (6, 12):
         weights = {f"checkpoints/update-{number:08d}.safetensors": torch.zeros(1)}
@@ -155,10 +156,6 @@ def finished(here: Path, tiny_job: MakeJob) -> Path:
     with (state / "history.jsonl").open("a") as file:
         file.write('{"upd')
     return state
-
-
-def write_lines(path: Path, records: list[dict[str, Any]]) -> None:
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
 
 
 def outputs() -> dict[str, str]:
@@ -327,8 +324,7 @@ FAILED = {"failed.json": '{"state": "failed", "error": "a bug"}'}
         ({}, -9, Interrupted, "a training process was killed by signal 9, probably because memory ran out"),
         ({}, 139, Interrupted, "a training process was killed by signal 11"),
         ({}, 143, Interrupted, "torchrun was asked to stop"),
-        ({}, 70, ChildProcessError, "the training cannot start; its output is above"),
-        ({}, 2, ChildProcessError, "the training cannot start; its output is above"),
+        *(({}, status, ChildProcessError, "the training cannot start; its output is above") for status in (70, 2)),
         (FULL, 1, OSError, ".Errno 28. No space left on device: 'resume/x'"),
         ({}, 73, OSError, ".Errno 28. a training process failed and could not write why, .*; see above.*"),
     ],
@@ -368,14 +364,14 @@ def test_an_error_of_the_users_and_a_stop_of_one_process_end_the_others_at_once(
 def test_what_training_measures_is_shown_while_it_runs(tmp_path: Path) -> None:
     """Nothing of an earlier attempt, and nothing before the state that is resumed."""
     history, shown = tmp_path / "history.jsonl", list[int]()
-    write_lines(history, [{"update": update} for update in (10, 20, 25)])
+    write_lines(history, [f'{{"update": {update}}}' for update in (10, 20, 25)])
 
     def torchrun(state: Path, watch: Callable[[], None]) -> int:
         assert state == tmp_path
         came_to(state, 20)  # It may come from a store.
         watch()
         history.rename(tmp_path / "earlier.jsonl")
-        write_lines(history, [{"update": update} for update in (10, 20)])
+        write_lines(history, [f'{{"update": {update}}}' for update in (10, 20)])
         watch()
         assert shown == [20]
         with history.open("a") as file:
