@@ -28,8 +28,7 @@ from nmt.inference.translator import Translator
 
 HARD = [
     "It's 1,000.50 e-mails... from the U.S., isn't it?", "</s> <unk> <s> are text", 'He said: "No!" (twice)',
-    "tab\there, \x85 and \u2028 there", "漢字 😀 ő", " two  spaces ", "........... aaaaaaa", "rock 'n' roll's",
-    "\u3000spaces at the ends \r",
+    "tab\there, \x85 and \u2028 there", "漢字 😀 ő", "\u3000 two  spaces \r", "........... aaaaaaa", "rock 'n' roll's",
 ]  # fmt: skip
 
 ALONE = """

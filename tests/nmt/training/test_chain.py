@@ -38,9 +38,7 @@ def test_chosen_updates_have_links_and_a_changed_one_breaks_the_chain(tmp_path: 
     check_refusal("holds no chain of hashes", links, tmp_path / "run")
 
 
-def test_a_link_is_of_updates_under_equal_conditions(
-    tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_link_has_equal_conditions(tmp_path: Path, tiny_job: MakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
     stopped(tiny_job(updates=12, verify_every=5), tmp_path / "run", 8)
     monkeypatch.setattr(Trainer, "conditions", lambda self: CONDITIONS)
     assert run(tiny_job(updates=12, verify_every=5), tmp_path / "run")

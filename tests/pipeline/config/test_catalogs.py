@@ -461,13 +461,12 @@ def test_held_out_pairs_are_in_no_training_and_stay() -> None:
 
 
 def test_outputs_of_stages_are_copied_because_the_next_run_removes_them(texts: list[str]) -> None:
-    for folder in ("data/raw", "results/translations"):
-        Path(folder).mkdir(parents=True)
+    Path("data/raw").mkdir()
+    Path("results/translations").mkdir(parents=True)
     Path("cache").write_text("train\n")
     Path("data/raw/train.en").symlink_to(Path.cwd() / "cache")  # as DVC may link its cache
     Path("results/translations/made.de").write_text("train\n")
-    at = texts.index("--train") + 1
-    texts[at : at + 2] = ["data/raw/train.en", "results/translations/made.de"]
+    texts[5:7] = ["data/raw/train.en", "results/translations/made.de"]
     assert wmt("catalog", *texts) == 0
     assert [file.is_symlink() for file in Path("data/local/mine/made").glob("train.*")] == [False, False]
 

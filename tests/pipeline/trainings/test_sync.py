@@ -164,9 +164,7 @@ def killed_push(store: sync.StateStore, folder: Path, monkeypatch: pytest.Monkey
             store.push(folder)
 
 
-def test_another_machines_checkpoints_are_replaced(
-    store: sync.StateStore, make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_foreign_checkpoints_go(store: sync.StateStore, make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     here, there = make("here"), make("there")
     for folder, updates in ((there, (5, 10)), (here, (5, 10, 15))):
         for update in updates:
