@@ -40,7 +40,8 @@ def run() -> None:
                 translator.skipped = []
                 with out.open("w", encoding="utf-8", newline="\n") as file:
                     file.writelines(f"{text}\n" for text in translator.translate(read_lines(source)))
-                for problem in translator.skipped:
-                    print(f"warning: {source}: {problem}; its output is empty", file=sys.stderr)
+                if translator.skipped:
+                    count = f"{len(translator.skipped):,} too long lines have an empty output"
+                    print(f"warning: {source}: {count}; the first: {translator.skipped[0]}", file=sys.stderr)
                 if translator.repairs:
                     write_json(out.with_name(f"{out.name}.repairs.json"), translator.repairs)
