@@ -429,13 +429,13 @@ def numbered(first: int, last: int) -> str:
 
 def test_held_out_pairs_are_in_no_training_and_stay() -> None:
     Path("a.tsv").write_text(
-        numbered(0, 200) + "".join(f"prázdná {n}\t {'long ' * 81 * (n % 2)}\n" for n in range(400))
+        numbered(0, 200) + "".join(f"prázdná {n}\t {'long ' * 257 * (n % 2)}\n" for n in range(400))
     )
     arguments = ["--train", "a.tsv", "--holdout"]
     assert "catalog: 20 pairs held out for each of valid and test, " in warned(*add(*arguments, "20", held_out=""))
     first = {role: written(role) for role in ("train", "valid", "test")}
     assert [len(set(pairs)) for pairs in first.values()][1:] == [20, 20]
-    assert all(0 < len(target.split()) < 81 for role in ("valid", "test") for _, target in first[role])
+    assert all(0 < len(target.split()) < 257 for role in ("valid", "test") for _, target in first[role])
     for side in (0, 1):
         held = {pair[side] for role in ("valid", "test") for pair in first[role]}
         assert held.isdisjoint(pair[side] for pair in first["train"])
