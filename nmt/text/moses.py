@@ -107,9 +107,8 @@ class Moses:
     def tokenize(self, line: str) -> str:
         """Normalise a line; return its words with one space between. Nothing is escaped as XML.
 
-        Without Moses' rules, spaces inside the line stay. Those at its ends, which would be pieces of their own, go.
-
         Equals sacremoses' tokenizer, and is several times faster because it caches words.
+        Without Moses' rules, spaces inside the line stay. Those at its ends, which would be pieces of their own, go.
         """
         line = self.normalize(line)
         if self._settings.tokenizer == "none":

@@ -31,8 +31,8 @@ from pipeline.data.text_files import Bad, Files, Pair
 from pipeline.data.warnings import HELD_OUT, Placed, warnings
 
 MADE = "made"
-MOST_WORDS = 256  # of a side of a pair that is held out: training drops documents, and they are slow to decode
 """The folder, inside a catalog's, of plain copies; all else there is a link."""
+MOST_WORDS = 256  # of a side of a pair that is held out: training drops documents, and they are slow to decode
 NAMED = 3  # bad lines that a refusal names
 INSERT = "INSERT OR IGNORE INTO pairs VALUES (?)"
 
