@@ -9,7 +9,8 @@ export MLFLOW_PORT PREFECT_PORT
 export PIP_USER := no
 unexport PIP_TARGET PIP_PREFIX
 
-# The stages are run as `python -m pipeline <stage>`: the environment's python must be the first one found.
+# The stages are run as `python -m pipeline <stage>`: the environment's python must be the first one found. After the
+# folder was moved or copied, it is also the only program of the environment that works.
 # They may keep what they compile: without its bytecode, each process takes seconds more to import torch. Another
 # package `pipeline` on PYTHONPATH would come before this one.
 VENV = PATH="$(BIN):$$PATH" VIRTUAL_ENV="$(CURDIR)/.venv" PYTHONDONTWRITEBYTECODE= PYTHONPATH=
@@ -27,10 +28,10 @@ INDEXES = UV_DEFAULT_INDEX="$${UV_DEFAULT_INDEX:-$(call pip_setting,index-url)}"
 # --quiet leaves out DVC's advice on git, which would stand before the summary, and its errors: dry runs print those.
 # Where resolve has refused the settings, its output is missing, which is no second error.
 run: setup
-	@$(VENV) wmt unlock
-	@$(VENV) dvc repro --quiet || { $(VENV) dvc repro --dry resolve > /dev/null && test -e results/config.yaml && \
-	    $(VENV) dvc repro --dry > /dev/null; exit 1; }
-	@$(VENV) wmt summary
+	@$(VENV) python -m pipeline.cli unlock
+	@$(VENV) python -m dvc repro --quiet || { $(VENV) python -m dvc repro --dry resolve > /dev/null && \
+	    test -e results/config.yaml && $(VENV) python -m dvc repro --dry > /dev/null; exit 1; }
+	@$(VENV) python -m pipeline.cli summary
 
 # The page as a folder for a static host.
 pages:
@@ -85,15 +86,15 @@ lint: setup
 	@$(VENV) lint-imports
 
 plan: setup
-	@$(VENV) wmt plan
+	@$(VENV) python -m pipeline.cli plan
 
 # Start MLflow and Prefect on loopback, at $MLFLOW_PORT and $PREFECT_PORT, and print their password. Ctrl-C ends both.
 ui: setup
-	@$(VENV) wmt ui
+	@$(VENV) python -m pipeline.cli ui
 
 # The same, with a worker that runs Prefect's deployments.
 serve: setup
-	@$(VENV) wmt serve
+	@$(VENV) python -m pipeline.cli serve
 
 # Most benchmarks, in sizes for two cores; `python -m tests.bench.decoding --help` has the options of one.
 bench: setup

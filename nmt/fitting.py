@@ -129,7 +129,7 @@ def fit(  # noqa: PLR0913 - settings, by name
         seen = seen_words.count(tokenised[0][0])
         seen_words.save(work / "subwords", seen, languages[0], parent and parent / "subwords")
         save_model(folder, _trained(job, work), description, work / "subwords")
-        shutil.rmtree(work)
+        shutil.rmtree(work, ignore_errors=True)  # NFS keeps an open file, as the lock, in its folder.
     return Translator(folder)
 
 
@@ -157,9 +157,11 @@ def _trained(job: Job, work: Path) -> dict[str, torch.Tensor]:
     torch.set_flush_denormal(ordinary)  # Tiny moments of Adam are slow numbers.
     try:
         finished = train(job, work, World(0, 1, device))
-    except Exception:
+    except BaseException:
         if checkpoint.latest_resume(work) is None:
-            shutil.rmtree(work)  # There is nothing to resume: a call with mended settings begins anew.
+            shutil.rmtree(
+                work, ignore_errors=True
+            )  # There is nothing to resume: a call with mended settings begins anew.
         raise
     finally:
         torch.set_flush_denormal(False)

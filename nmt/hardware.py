@@ -30,7 +30,7 @@ class Hardware:
         return self.bfloat16 if precision == "bfloat16" else self.float32
 
 
-_PAPER = "the paper, section 5.2 and footnote 5"
+_PAPER = "the paper, section 6.1, footnote 5"
 _SHEET = "NVIDIA's data sheet; sustained taken as 0.9 of peak, as the paper's 9.5 are of a P100's 10.6"
 HARDWARE = (
     *(Hardware(name, speed, None, None, _PAPER) for name, speed in (("K80", 2.8e12), ("K40", 3.7e12), ("M40", 6e12))),

@@ -1,4 +1,4 @@
-"""Label-smoothed cross-entropy over the shared vocabulary; section 5.4."""
+"""Label-smoothed cross-entropy over the vocabulary; section 5.4."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class ModelSettings(Settings):
     P_drop: DropoutProbability
     """Residual dropout: on the output of every sub-layer and on the sums of embeddings and positions (5.4)."""
     attention_dropout: DropoutProbability
-    """On the attention weights. The paper and its code of June 2017 have none."""
+    """On the attention weights. For translation the paper and its code of June 2017 have none."""
     relu_dropout: DropoutProbability
     """Inside the feed-forward network. The paper and its code of June 2017 have none."""
     positions: Literal["sinusoidal", "learned"]

@@ -86,7 +86,8 @@ def writing(path: Path) -> Iterator[Path]:
     try:
         yield temporary
         for part in temporary.rglob("*"):
-            flush(part)
+            if not part.is_symlink():  # Not all file systems of what it names can flush.
+                flush(part)
         flush(temporary)
         if temporary.is_dir() and path.exists():
             # A folder cannot be renamed over one that is not empty.

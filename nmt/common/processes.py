@@ -114,7 +114,7 @@ def sharing(path: Path) -> Iterator[None]:
 
 def is_held(path: Path) -> bool:
     """Return whether a process holds a lock on `path`, by `sharing` or alone."""
-    with suppress(FileNotFoundError), path.open("r+") as file:
+    with suppress(OSError), path.open("r+") as file:  # no file, or a disk without locks
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

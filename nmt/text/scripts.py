@@ -10,7 +10,7 @@ NAMES = {
     "th": "Thai", "tr": "Turkish", "uk": "Ukrainian", "zh": "Chinese",
 }  # fmt: skip
 """What a language is called; one that is not here is called by its code."""
-_WITHOUT_SPACES = {"zh", "ja", "th", "km", "lo", "my", "yue", "wuu"}
+_WITHOUT_SPACES = {"zh", "ja", "th", "km", "lo", "my", "yue", "wuu", "bo", "bod", "dz", "dzo", "shn"}
 SENTENCES_JOINED = {"zh", "ja", "yue", "wuu"}
 """Languages without a space between sentences."""
 

@@ -198,9 +198,10 @@ def ablation(
     Every run is a DVC experiment of params.yaml's pair (`dvc exp show` lists them) and of the repository as it is when
     the ablation begins. Experiments that exist already are not run again. All rows have their widths (d_model, d_ff,
     d_k, d_v) divided by --width and their layers by --depth; heads, dropout, label smoothing and positions are the
-    row's own. The overrides of params.yaml may set what else all runs share: by default 1,500 target tokens an update,
-    400 updates of warm-up, 4,000 merges. results/ablation.md compares perplexity and BLEU of the validation set, from
-    the last checkpoint, as in Table 3.
+    row's own. The overrides of params.yaml may set what else all runs share, but for the rate, validations and
+    checkpoints: by default float32, one shard, 1,500 target tokens an update, 400 updates of warm-up, 4,000 merges or
+    pieces. results/ablation.md compares perplexity and BLEU of the validation set, from the last checkpoint, as in
+    Table 3.
 
     \b
     Example:

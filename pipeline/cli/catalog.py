@@ -107,8 +107,10 @@ def add_catalog(
 ) -> None:
     """Write a catalog of your own text: two plain UTF-8 files, one segment per line, a TSV of two columns, or a TMX.
 
-    Each may end in .gz, .bz2, .xz or .zip. For en-tree give each treebank, a plain file in Penn bracketing whose name
-    ends in .mrg, as both sides: `--train train.mrg train.mrg`.
+    A TSV has the source first, no header and no quotes. Each may end in .gz, .bz2, .xz or .zip; of WMT's .sgm and .xml
+    files the segments are taken. With --force a catalog is written anew, without what you set in it. For en-tree give
+    each treebank, a plain file in Penn bracketing whose name ends in .mrg, as both sides: `--train train.mrg
+    train.mrg`.
 
     \b
     Example:

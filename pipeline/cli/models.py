@@ -95,7 +95,8 @@ def score(
 ) -> None:
     """Score given translations: log-probability in nats and perplexity per subword, EOS counted, one line each.
 
-    For its own translations `wmt translate` reports the same numbers, unless their text splits into other subwords.
+    `wmt translate --json` has the same log-probability of its own translations, unless their text splits into other
+    subwords.
 
     \b
     Example:
@@ -186,7 +187,7 @@ def attention(
     output: Annotated[Path, typer.Option(metavar="DIR", help="The folder to write.")],
     target: Annotated[str | None, typer.Option(help="Its translation; the model's own by default.")] = None,
 ) -> None:
-    """Write every layer's and head's attention for a pair of sentences, as arrays and pictures.
+    """Write a pair of sentences' attention: of all layers and heads as arrays, of the clearest layers as pictures.
 
     The pictures are in the manner of the paper's figures 3 to 5.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import gc
-import os
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
@@ -21,12 +20,12 @@ from nmt.errors import InputError
 from nmt.flops import parameters
 from pipeline.cli.repository import check_lock, running_stage
 from pipeline.config import graph, machine, resolution
-from pipeline.config.paths import CONFIG, state_root
+from pipeline.config.paths import CONFIG
 from pipeline.config.settings import Configuration
 from pipeline.config.wording import duration
 from pipeline.data import parent, user_text
 from pipeline.trainings import launch
-from pipeline.trainings.cost import corpus_size, measured_rate, needs
+from pipeline.trainings.cost import corpus_size, measured_rate, needs, root_apart
 
 app = typer.Typer()
 
@@ -86,17 +85,13 @@ def stages_to_run(configuration: Configuration) -> dict[str, str]:
 
 def written(disk: Mapping[str, tuple[int, int]]) -> dict[Path, int]:
     """Return bytes by folder: the repository, and a state root on another disk; `disk` is as `needs` returns it."""
-    root = state_root().absolute()
-    root = next(path for path in (root, *root.parents) if path.exists())
     in_root, here = (sum(sizes[at] for sizes in disk.values()) for at in (0, 1))
-    apart = root.stat().st_dev != Path().stat().st_dev
-    return {Path(): here, root: in_root} if apart else {Path(): here + in_root}
+    root = root_apart()
+    return {Path(): here, root: in_root} if root else {Path(): here + in_root}
 
 
 def report(measure: bool) -> bool:
     """Print the plan, with the time of training here if `measure`; return whether disk and memory suffice."""
-    if measure:
-        os.environ.update(launch.environment(1))  # read by torch as it is imported
     configuration = resolution.resolve(resolution.read_params())
     with suppress(InputError):  # Where a local file is missing, `resolve` says so.
         configuration = configuration.model_copy(update={"data": user_text.with_checksums(configuration.data)})
@@ -125,6 +120,8 @@ def report(measure: bool) -> bool:
         where = f" in {folder}" if folder.name else ""
         lacking = LACKING if free < least else ""
         print(f"  disk            {size(least)} are written, {size(free)} are free{where}{lacking}")
+    if not reasons["train"]:
+        return not short
     memory = machine.memory()
     gpus = machine.gpus()
     where = "of each GPU" if gpus else "in this machine"

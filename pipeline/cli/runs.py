@@ -122,7 +122,10 @@ def _up_to_date() -> bool:
 @app.command(rich_help_panel="Runs")
 def verify(
     updates: Annotated[
-        list[str] | None, typer.Option(metavar="A:B", help="Train these again, not random ones; may be repeated.")
+        list[str] | None,
+        typer.Option(
+            metavar="A:B", help="From the kept state before A to the link after B, not random ones; may be repeated."
+        ),
     ] = None,
     share: Annotated[float, typer.Option(help="Share of the updates that is trained again.")] = 0.01,
     certificate: Annotated[
@@ -206,6 +209,8 @@ def _compared(name: str, folder: Path) -> list[Compared]:
     from pipeline.report.comparison import Compared
 
     files = [CONFIG, SCORES, paths.SENTENCES, paths.VALIDATION, paths.REPORT_HTML]
+    if name == HERE and (stage := running_stage()):
+        raise InputError(f"a run is at its stage {stage} here: wait for its end, or name a run of MLflow")
     if name != HERE:
         name, files = server.fetch_artifacts(name, [path.name for path in files], folder)
     config, scores, lines, validation, report = files

@@ -162,7 +162,7 @@ def _check_checkpoints(training: TrainingSettings, averaging: AveragingSettings)
         raise InputError(
             f"{PARAMS}: {key} is {requested}, but {last:,} updates with a checkpoint every {every:,} "
             f"(training.updates, training.checkpoint_every) leave {left}{validation if averaging.best else ''}: "
-            f"raise training.updates, or lower training.checkpoint_every or {key}"
+            f"raise training.updates, or lower {key} or training.checkpoint_every, which trains anew"
         )
 
 

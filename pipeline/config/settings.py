@@ -42,5 +42,7 @@ class Configuration(Settings):
         key, requested = self.averaging.requested
         if requested > self.training.keep_checkpoints:
             kept = f"training.keep_checkpoints keeps only {self.training.keep_checkpoints}"
-            raise ValueError(f"{key} is {requested}, but {kept}: raise training.keep_checkpoints or lower {key}")
+            raise ValueError(f"{key} is {requested}, but {kept}: raise that, which trains anew, or lower {key}")
+        if self.training.r_drop and not self.model.P_drop + self.model.attention_dropout + self.model.relu_dropout:
+            raise ValueError("training.r_drop needs dropout, in which its two passes differ: raise model.P_drop")
         return self

@@ -154,10 +154,10 @@ def _obtain(archive: ArchiveSettings, folder: Path, moved: Moved) -> Path:
             except FetchError as error:
                 failures.append(error)
     problems = "; ".join(f"{url} {error}" for url, error in zip(archive.urls, failures, strict=True))
-    message = f"the archive {archive.name} could not be downloaded: {problems}; run again to continue"
+    message = f"the archive {archive.name} could not be downloaded: {problems}"
     if any(isinstance(error, TransientError) for error in failures):
-        raise ConnectionError(message)
-    raise InputError(message)
+        raise ConnectionError(f"{message}; run again to continue")
+    raise InputError(f"{message}; correct its entry in the catalog, or run again later")
 
 
 def obtain(archives: list[ArchiveSettings], root: Path) -> dict[str, Path]:

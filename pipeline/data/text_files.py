@@ -1,9 +1,8 @@
-"""Parallel text in the files that users have: two plain ones, a TSV of two columns, or a TMX; each may be packed."""
+"""Parallel text in the files that users have: two plain or .sgm ones, a TSV, or a TMX; each may be packed."""
 
 from __future__ import annotations
 
 import bz2
-import gzip
 import lzma
 import zipfile
 from collections.abc import Iterator, Sequence
@@ -13,12 +12,12 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from nmt.errors import InputError
-from pipeline.data.archives import BROKEN
+from pipeline.data.archives import BROKEN, plain
 
 Files = tuple[Path, ...]
 """A TSV or a TMX, or the plain files of both sides."""
 LONGEST = 1_000_000  # characters of a line; a longer one is a file without line breaks
-PACKED = (".bz2", ".gz", ".xz", ".zip")
+PACKED = (".bz2", ".gz", ".sgm", ".sgml", ".xml", ".xz", ".zip")
 _LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
 _CODES = ("{*}bpt", "{*}ept", "{*}ph", "{*}it", "{*}ut")  # a TMX's elements of another program's markup
 Pair = tuple[str, str]
@@ -100,11 +99,13 @@ def _pair(lines: Sequence[bytes]) -> Pair | Bad:
 @contextmanager
 def _opened(path: Path) -> Iterator[IO[bytes]]:
     """Open a file, unpacked; raise InputError where it is broken."""
-    openers: dict[str, Any] = {".bz2": bz2.open, ".gz": gzip.open, ".xz": lzma.open, ".zip": _only_file}
+    openers: dict[str, Any] = {".bz2": bz2.open, ".xz": lzma.open, ".zip": _only_file}
     try:
         with openers.get(path.suffix.lower(), open)(path, "rb") as stream:
-            yield stream
-    except (*BROKEN, RuntimeError) as error:
+            yield plain(stream, path.name.lower())
+    except (*BROKEN, RuntimeError, OSError) as error:
+        if getattr(error, "errno", None) is not None:  # of the disk; bz2 raises one without a number
+            raise
         raise InputError(f"{path} is broken ({error}): get it again") from error
 
 

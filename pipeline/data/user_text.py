@@ -112,8 +112,10 @@ def _free(name: str, pair: str, force: bool) -> tuple[Path, Path]:
         if path.exists() and not force:
             raise InputError(f"{path} exists: choose another name, or replace it with --force")
     files = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
-    if owned := sorted(str(path) for path in files if path.parent != folder / MADE):
-        raise InputError(f"{owned[0]} is a file, not a link to one, and --force would delete it: move it elsewhere")
+    added = catalog.read_text(encoding="utf-8") if catalog.exists() else ""  # has the sha256 of what was made
+    edited = (path for path in files if path.parent != folder / MADE or (added and sha256_of(path) not in added))
+    if owned := sorted(map(str, edited)):
+        raise InputError(f"{owned[0]} is your file, or was edited, and --force would delete it: move it elsewhere")
     return catalog, folder
 
 
@@ -131,7 +133,9 @@ def _texts(role: str, paths: Sequence[Path], pair: str) -> dict[str, Files]:
         if missing := [file for file in files if not file.is_file()]:
             raise InputError(f"{missing[0]}, for --{role}, is no file: give files that exist")
         if text_files.holds_both(files[-1]) != (len(files) == 1):
-            raise InputError(f"{files[0]}, for --{role}, is one side: give two files, a .tsv or a .tmx")
+            raise InputError(
+                f"{files[0]}, for --{role}, is one side: give two files (a treebank twice), a .tsv or a .tmx"
+            )
         _check_sides(role, files, pair)
     if len(texts) == 1:
         return {role: texts[0]}
@@ -176,7 +180,9 @@ def _place(folder: Path, texts: Mapping[str, Mapping[str, Files]], pair: str, ch
             above = {folder for file in files for path in (file.absolute(), file.resolve()) for folder in path.parents}
             ours = any(made.resolve() in above for made in (LOCAL, RAW, TOKENIZED, TRANSLATIONS))
             changed |= ours and not trees
-            changed |= len(files) == 1 or any(map(text_files.is_packed, files))
+            changed |= len(files) == 1 or any(
+                text_files.is_packed(file) or file.name.startswith("train.tags.") for file in files
+            )
             if changed or (not trees and any(map(text_files.has_crlf, files))):
                 both = [folder / MADE / f"{stem}.{language}" for language in languages]
                 _write(both, lines)
@@ -250,12 +256,14 @@ def _hold_out(placed: Placed, folder: Path, pair: str, count: int, kept: Mapping
     for role, found in best.items():
         if len(found) < count:
             raise InputError(
-                f"--holdout is {count:,}, but the text has {len(found):,} sentences for --{role}: lower it"
+                f"--holdout is {count:,}, but the text has {len(found):,} sentences of at most {MOST_WORDS} words "
+                f"(without spaces: characters) for --{role}: lower it"
             )
         placed[role].append([folder / f"{role}.{language}" for language in sides(pair)])
         _write(placed[role][0], (chosen for _, chosen in sorted(found.items())[:count]))
         total -= count
-    held = [{_key(line) for role in best for line in read_lines(placed[role][0][side])} for side in (0, 1)]
+    sets = [both for role in HELD_OUT for both in placed[role]]
+    held = [{_key(line) for both in sets for line in read_lines(both[side])} for side in (0, 1)]
     for both in placed["train"]:
         rest = [path.with_name(f"{path.name}.rest") for path in both]
         left = (pair for pair in parallel(*both) if not {_key(pair[0])} & held[0] | {_key(pair[1])} & held[1])
@@ -323,9 +331,10 @@ def verified(side: MemberSettings) -> Path:
         # DVC's experiments run in a copy of the repository; files that git ignores are in the original.
         path = Path(os.environ.get("DVC_ROOT", ".")) / path
     if not path.is_file():
-        remedy = "make it as its catalog says" if side.lines else "restore it, or add it again with `wmt catalog add`"
-        raise InputError(f"{side.path} is missing: {remedy}")
+        raise InputError(f"{side.path} is missing: restore it, or make it as its catalog or `wmt catalog add` says")
     if side.sha256 is not None and (sha256 := sha256_of(path)) != side.sha256:
-        remedy = "run again" if side.lines else "add it again with `wmt catalog add --force`, or restore it"
+        remedy = (
+            "run again" if side.lines else "restore it, or correct it in its catalog or by `wmt catalog add --force`"
+        )
         raise InputError(f"{side.path} has the sha256 {sha256}, not {side.sha256}: it was edited; {remedy}")
     return path

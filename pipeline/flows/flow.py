@@ -86,7 +86,7 @@ def form(pair: str | None) -> tuple[dict[str, Any], dict[str, Any]]:
             given = resolution.read_params()
         fitting = [name for name, row in rows.table().rows.items() if not pair or task_of(row.pair) is task_of(pair)]
         pairs = [pair] if pair else sorted({known_pair for some in corpora.values() for known_pair in some})
-        having = [name for name, some in corpora.items() if some]
+        having = [name for name, some in corpora.items() if some] or ["sample"]
         choices = {"pair": pairs, "row": fitting, "corpus": having, "target": list(graph.stages())}
     types = {key: cast(Any, Literal)[tuple(names)] for key, names in choices.items()}
     types["seed"] = Annotated[int, Field(ge=0)]

@@ -10,6 +10,7 @@ from nmt.errors import InputError
 from nmt.inference import attention_maps
 from nmt.inference.loading import LoadedModel
 from nmt.text.parallel_text import is_blank, parallel
+from nmt.text.scripts import tokens
 from pipeline.config.corpora import DataSettings
 from pipeline.config.paths import ATTENTION, AVERAGE, raw
 from pipeline.config.sections import AttentionSettings, check_versions, load_section
@@ -25,7 +26,7 @@ FIGURES = (
 """The sources of the paper's figures 3 to 5, which are in newstest2013."""
 
 
-def choose_pairs(source: Path, target: Path, count: int) -> list[tuple[str, str]]:
+def choose_pairs(source: Path, target: Path, count: int, language: str) -> list[tuple[str, str]]:
     """Return at most `count` pairs of raw lines: the paper's sentences, sources of 6 to 15 words, then the shortest.
 
     Raises InputError where no source line has text.
@@ -34,7 +35,7 @@ def choose_pairs(source: Path, target: Path, count: int) -> list[tuple[str, str]
     def rank(pair: tuple[str, str]) -> tuple[int, int]:
         if pair[0].strip() in FIGURES:
             return FIGURES.index(pair[0].strip()), 0
-        if len(pair[0].split()) in WORDS and not is_blank(pair[1]):
+        if len(tokens(pair[0], language)) in WORDS and not is_blank(pair[1]):
             return len(FIGURES), 0
         # Attention grows with the square of the length, and these may be whole documents.
         return len(FIGURES) + 1 + is_blank(pair[1]), len(pair[0]) + len(pair[1])
@@ -52,7 +53,9 @@ def run() -> None:
     settings = load_section("attention", AttentionSettings)
     source, target = (raw("valid", data.valid.name, language) for language in (data.source, data.target))
     model = LoadedModel(AVERAGE)
-    pairs = [attention_maps.attention(model, *pair) for pair in choose_pairs(source, target, settings.sentences)]
+    pairs = [
+        attention_maps.attention(model, *pair) for pair in choose_pairs(source, target, settings.sentences, data.source)
+    ]
     with writing(ATTENTION) as temporary:
         temporary.mkdir()
         attention_maps.write_files(pairs[0], temporary)

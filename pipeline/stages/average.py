@@ -41,8 +41,9 @@ def run() -> None:
     updates = ", ".join(f"{checkpoint.update_of(path):,}" for path in chosen)
     averaged = f"mean of updates {updates}" if chosen else "last update"
     if len(chosen) < requested:
-        validated = "" if settings.best is None else " with a validation"
-        left = f"{len(chosen)}{validated} (a checkpoint every training.checkpoint_every updates)"
+        made = "a checkpoint every training.checkpoint_every updates"
+        validated = f"{len(chosen)} with a validation (training.validate_every as it was when they were trained)"
+        left = f"{len(chosen)} ({made})" if settings.best is None else validated
         print(f"average: {key} is {requested}, but training left {left}: models/average is the {averaged}")
     source, target = sides(asked.pair)
     target_table = last.get("own_target_embedding.table")

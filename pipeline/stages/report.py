@@ -11,7 +11,7 @@ from nmt.common.files import write_text, writing
 from nmt.errors import printable
 from nmt.task import task_in, task_of
 from nmt.text.settings import PreparationSettings
-from pipeline.config import catalogs, paths, resolution, sections
+from pipeline.config import catalogs, paths, resolution, rows, sections
 from pipeline.config.corpora import DataSettings, RunSettings
 from pipeline.config.paths import read_json
 from pipeline.config.sections import load_section, plain_section
@@ -38,7 +38,12 @@ def blocks(lines: Sequence[sentences.Line], names: Mapping[str, str]) -> list[Bl
     unlike = chapters.differences(chosen, configuration)
     output = task_of(data.target).output
     papers = scores.papers_name(chosen, bool(unlike))
-    precision = {"training.precision": configuration["training"]["precision"]}
+    # Overrides may set back to the row's value what the catalog sets. Where a row says `auto`, another machine has
+    # another precision.
+    entry = catalogs.pair_entry(catalogs.load(chosen.corpus), chosen.pair)
+    of_catalog = dict(rows.flat({"preparation": entry.preparation, "subwords": {} if start else entry.subwords}))
+    repeated = {"training.precision": configuration["training"]["precision"]}
+    repeated |= {key: value for key, value in rows.flat(configuration) if of_catalog.get(key, value) != value}
     return [
         Heading(scores.title(chosen), 1),
         Paragraph(scores.lead(resolution.name(named), chosen, metrics, description, parent)),
@@ -63,8 +68,7 @@ def blocks(lines: Sequence[sentences.Line], names: Mapping[str, str]) -> list[Bl
         figures.curves(paths.CURVES, paths.VALIDATION, task_in(metrics).unit),
         *chapters.corpus(data, read_json(paths.BINNED_STATS)),
         *chapters.certificate(certificate),
-        # Where a row says `auto`, another machine has another precision.
-        *chapters.repetition(chosen, {**resolution.changed(named), **precision}, names),
+        *chapters.repetition(chosen, {**resolution.changed(named), **repeated}, names),
         Paragraph(f"The full configuration is results/config.yaml; libraries that decide bytes: {versions}."),
     ]
 

@@ -149,8 +149,8 @@ def check_moses(data: DataSettings, tokenizer: TokenizerSettings) -> None:
         if changed > MOST_CHANGED:
             raise InputError(
                 f"Moses' tokenizer and detokenizer change {changed:.0%} of the lines in {language} "
-                f"({RAW}/train.*.{language}): set preparation.tokenizer.tokenizer to none and subwords.kind to "
-                "wordpieces, which change none"
+                f"({RAW}/train.*.{language}): compose its letters (preparation.tokenizer.compose: true), or set "
+                "preparation.tokenizer.tokenizer to none and subwords.kind to wordpieces, which change none"
             )
 
 

@@ -42,7 +42,7 @@ def register(client: MlflowClient, run: str, configuration: Mapping[str, Any], s
         content = model_content(AVERAGE, configuration["search"])
         with mlflow.start_run(run_id=run):
             logged = mlflow.pyfunc.log_model(
-                name=asked["row"], model_type="Transformer", step=int(scores["updates"]), **content
+                name=asked["row"].replace(".", "_"), model_type="Transformer", step=int(scores["updates"]), **content
             )
         with suppress(MlflowException):  # It exists.
             client.create_registered_model(name)

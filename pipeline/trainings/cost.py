@@ -12,7 +12,7 @@ from nmt.model_settings import ModelSettings
 from nmt.training.settings import TrainingSettings
 from pipeline.config import machine
 from pipeline.config.corpora import other_direction
-from pipeline.config.paths import BINNED_STATS, read_json
+from pipeline.config.paths import BINNED_STATS, read_json, state_root
 from pipeline.config.settings import Configuration
 
 KNOWN_PAIRS = {
@@ -88,6 +88,13 @@ def process_memory(
     return RESERVE + (3 + bool(training.ema_decay) + gradients) * weights + activations
 
 
+def root_apart() -> Path | None:
+    """Return the state root, or what exists of its path, if that is on another disk than the repository."""
+    root = state_root().absolute()
+    root = next(path for path in (root, *root.parents) if path.exists())
+    return None if root.stat().st_dev == Path().stat().st_dev else root
+
+
 def needs(configuration: Configuration, corpus: CorpusSize) -> tuple[dict[str, tuple[int, int]], int, int]:
     """Return bytes of disk by stage (state root, repository), of memory of each process, and training's operations."""
     model, training = configuration.model, configuration.training
@@ -99,8 +106,11 @@ def needs(configuration: Configuration, corpus: CorpusSize) -> tuple[dict[str, t
         "tokenize": (0, int(1.1 * text)),
         "binarize": (0, int(corpus.pairs * (2 * corpus.subwords * id_bytes + 16))),
         # The checkpoints, and weights, their means and both moments of the kept states, the last and the one being
-        # written.
-        "train": (weights * (training.keep_checkpoints + (3 + averaged) * (training.keep_states + 2)), 0),
+        # written. To another disk checkpoints and the last weights are copied, not linked.
+        "train": (
+            weights * (training.keep_checkpoints + (3 + averaged) * (training.keep_states + 2)),
+            weights * (training.keep_checkpoints + 1) if root_apart() else 0,
+        ),
         "average": (0, 2 * weights),
     }
     tokens = training.updates * training.tokens
@@ -116,11 +126,14 @@ def measured_rate(configuration: Configuration, corpus: CorpusSize, seconds: flo
     import torch
 
     from nmt.packing import pack_tensor
+    from nmt.portable import arithmetic
     from nmt.training.batches import Batch, Update
     from nmt.training.distributed import World
     from nmt.training.settings import Job
     from nmt.training.trainer import Trainer
 
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(machine.available_cores())
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     # One part as large as the row's on a GPU, a smaller one on a CPU, where an update takes long.
     training = configuration.training.model_copy(update={"shards": 1})
@@ -137,12 +150,13 @@ def measured_rate(configuration: Configuration, corpus: CorpusSize, seconds: flo
     squared = rows * length**2
     sums = LengthSums(rows, rows * length, rows * length, squared, squared, squared)
     update = Update(number=1, first=0, shards=[batch], sums=sums, padded=2 * rows * length)
-    trainer.step(update)  # warms up
     times: list[float] = []
-    while sum(times) < seconds:
-        start = time.perf_counter()
-        trainer.step(update)
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        times.append(time.perf_counter() - start)
+    with arithmetic(training.arithmetic):
+        trainer.step(update)  # warms up
+        while sum(times) < seconds:
+            start = time.perf_counter()
+            trainer.step(update)
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            times.append(time.perf_counter() - start)
     return training.passes * training_flops(model, job.output_rows, sums) / min(times)

@@ -151,6 +151,8 @@ def torchrun(folder: Path, watch: Callable[[], None], threads: int = 0) -> int:
     Whatever ends the wait (SIGTERM, Ctrl-C, an error) first ends torchrun and its processes: SIGTERM, time to
     save the state, then SIGKILL.
     """
+    import torch
+
     _, most, rendezvous = nodes()
     if most > 1:
         # `wmt join` on the other nodes finds the training by it.
@@ -160,6 +162,11 @@ def torchrun(folder: Path, watch: Callable[[], None], threads: int = 0) -> int:
     training = TrainingSettings.model_validate(settings["training"])
     machine.hide_gpus_if_portable(training.arithmetic)
     rows = settings["vocabulary"], settings.get("target_vocabulary")
+    if machine.gpus() and not torch.cuda.is_available():
+        raise InputError(
+            f"torch {torch.__version__} cannot use this machine's GPUs: remove .venv and run `make setup` for a build "
+            "that fits their driver, or hide them with CUDA_VISIBLE_DEVICES=''"
+        )
     count = process_count(training.shards, process_memory(model, training, rows), threads)
     check_memory(parameters(model, *rows), count)
     variables = environment(count) | ({"OMP_NUM_THREADS": str(threads)} if threads else {})

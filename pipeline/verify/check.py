@@ -24,7 +24,7 @@ from nmt.training.settings import Job, StartSettings, TrainingSettings
 from pipeline.config import graph, paths
 from pipeline.config.corpora import DataSettings
 from pipeline.config.paths import read_json, state_root
-from pipeline.config.rows import flat
+from pipeline.config.rows import flat, merge
 from pipeline.config.sections import load_section, plain_section
 from pipeline.data import parent_folder
 from pipeline.stages import certify, resolve
@@ -54,7 +54,11 @@ class Remake:
         """What the certificate has of each stage: hashes of files by path; of `resolve` the settings by key."""
         self.recorded["resolve"] = dict(flat(certificate.settings))
         self._link(Path(), {Path(out) for stage in self.stages.values() for out in stage.outs})
-        (folder / paths.PARAMS).write_text(yaml.safe_dump(certificate.params), encoding="utf-8")
+        # `precision: auto` may be another one on this machine.
+        training = certificate.settings.get("training") or {}
+        pinned = {"training": {key: training[key] for key in ("precision",) if key in training}}
+        params = merge(certificate.params, {"overrides": pinned})
+        (folder / paths.PARAMS).write_text(yaml.safe_dump(params), encoding="utf-8")
 
     def _link(self, within: Path, outs: set[Path]) -> None:
         """Link what no stage makes."""

@@ -16,16 +16,16 @@ def test_the_papers_sentences_come_first_then_those_of_a_readable_length(tmp_pat
     long, short, fitting = "word " * 30, "one word", [f"a sentence of six words {n}" for n in range(3)]
     sources = [long, "", short, *fitting, FIGURES[1], " ", FIGURES[0]]
     files = write_sides(tmp_path / "valid", [(source, "ein Satz") for source in sources])
-    chosen = [source for source, _ in choose_pairs(*files, 5)]
+    chosen = [source for source, _ in choose_pairs(*files, 5, "en")]
     assert chosen == [*FIGURES, *fitting]
-    assert [source for source, _ in choose_pairs(*files, 100)] == [*FIGURES, *fitting, short, long]
+    assert [source for source, _ in choose_pairs(*files, 100, "en")] == [*FIGURES, *fitting, short, long]
 
 
 def test_a_source_without_text_is_never_chosen(tmp_path: Path) -> None:
     # A pair without a target is the last resort.
     both = [("a sentence of six words here", ""), ("short", "kurz")]
     files = write_sides(tmp_path / "valid", [("", "leer"), ("  ", "leer"), ("\u200b", "leer"), *both])
-    assert choose_pairs(*files, 4) == both[::-1]
+    assert choose_pairs(*files, 4, "en") == both[::-1]
 
 
 def attention(layers: int, heads: int, words: int) -> Attention:
