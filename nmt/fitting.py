@@ -159,9 +159,8 @@ def _trained(job: Job, work: Path) -> dict[str, torch.Tensor]:
         finished = train(job, work, World(0, 1, device))
     except BaseException:
         if checkpoint.latest_resume(work) is None:
-            shutil.rmtree(
-                work, ignore_errors=True
-            )  # There is nothing to resume: a call with mended settings begins anew.
+            # There is nothing to resume: a call with mended settings begins anew.
+            shutil.rmtree(work, ignore_errors=True)
         raise
     finally:
         torch.set_flush_denormal(False)

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import deque
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
+from io import TextIOWrapper
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,7 @@ from nmt.inference.quantization import quantize
 from nmt.inference.search import Hypothesis
 from nmt.inference.translator import Translation, Translator
 from nmt.text import words
-from nmt.text.parallel_text import composed, read_stream
+from nmt.text.parallel_text import composed, read_lines, read_stream
 from nmt.text.sentences import split_sentences
 
 NAMED = 8  # words that the training text does not have, at the end of a translation
@@ -36,6 +38,8 @@ def translate(options: TranslationOptions) -> None:
         raise InputError("there is no standard input: give --input")
     inputs = (options.input or Path("/dev/stdin"), *options.models)
     output = output_file(options.output, *inputs) if options.output else None
+    if options.input and options.input.is_file():
+        deque(read_lines(options.input), 0)  # A byte that is not UTF-8 is told now, not after hours of work.
     translator = open_translator(options)
     if output is not None:
         try:
@@ -49,10 +53,13 @@ def translate(options: TranslationOptions) -> None:
         if options.input is None and sys.stdin.isatty():
             print(f"{options.command}: type lines; end with Ctrl-D", file=sys.stderr)
             options = replace(options, window=1)
+        if isinstance(sys.stdout, TextIOWrapper):
+            sys.stdout.reconfigure(encoding="utf-8")  # as the input, whatever the locale
+        # While its bar is shown, rich puts its own stream in sys.stdout's place, which writes to the terminal.
+        stdout = None if sys.stdout.isatty() else sys.stdout
         for text in _outputs(translator, options):
-            sys.stdout.write(text)
-            if options.window == 1:
-                sys.stdout.flush()  # Who reads it may wait for this line before the next one is sent.
+            # Who reads it may wait for this line before the next one is sent.
+            print(text, end="", file=stdout, flush=options.window == 1)
     if counts := dict(translator.repairs):
         trees, malformed = counts.pop("trees"), counts.pop("malformed trees", 0)
         kinds = ", ".join(f"{name} {count:,}" for name, count in counts.items())
@@ -100,7 +107,7 @@ def _outputs(translator: Translator, options: TranslationOptions) -> Iterator[st
         for number, translation in enumerate(translations, start=1):
             if options.split == "long" and len(translation.pieces) == 1 and not translator.model.writes_trees:
                 joined += len(split_sentences(translation.source, translator.description.source)) > 1
-            if seen is not None and translation.pieces:
+            if seen is not None and translation.pieces and len(unseen) < words.MOST:
                 unseen |= dict.fromkeys(words.unseen(translator.model.source.tokenize(translation.source), seen))
             yield format_output(translator, translation, number, options)
         if joined:
@@ -112,11 +119,12 @@ def _outputs(translator: Translator, options: TranslationOptions) -> Iterator[st
         if seen is not None and unseen:
             known = "in" if len(seen) < words.MOST else f"among the {words.MOST:,} most frequent words of"
             are, them = ("word is", "it") if len(unseen) == 1 else ("different words are", "them")
+            least = "at least " if len(unseen) >= words.MOST else ""
             first = (word[:60] for word in islice(unseen, NAMED))
             named = ", ".join([*first, *(["..."] if len(unseen) > NAMED else [])])
             print(
-                f"{options.command}: {len(unseen):,} {are} not {known} the training text, so the model guesses "
-                f"{them}: {printable(named)}",
+                f"{options.command}: {least}{len(unseen):,} {are} not {known} the training text, so the model "
+                f"guesses {them}: {printable(named)}",
                 file=sys.stderr,
             )
 

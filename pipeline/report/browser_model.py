@@ -107,7 +107,7 @@ def detokenizer_tables(language: str, settings: TokenizerSettings) -> dict[str, 
         "tokenizer": "moses",
         "language": scripts.code(language),
         "classes": {"alpha": _ranges(MosesDetokenizer.IsAlpha), "currency": _ranges(MosesDetokenizer.IsSc)},
-        "cjk": CJKChars().ranges,
+        "cjk": [] if scripts.code(language) == "ko" else CJKChars().ranges,
     }
 
 

@@ -69,9 +69,9 @@ def view(systems: Mapping[str, Sequence[Line]], source: str, target: str) -> Vie
     return View("translations", "translations", content | {"lines": lines}, fallback=[table])
 
 
-def examples(lines: Sequence[Line]) -> list[str]:
+def examples(lines: Sequence[Line], language: str) -> list[str]:
     """Return a few sources of ordinary length, from all parts of the test set; the best translated first."""
-    short = [line for line in lines if 5 <= len(line.source.split()) <= 12] or list(lines)
+    short = [line for line in lines if 5 <= len(scripts.tokens(line.source, language)) <= 12] or list(lines)
     chosen = short[:: max(1, len(short) // EXAMPLES)][:EXAMPLES]
     return [line.source for line in sorted(chosen, key=lambda line: -(line.score or 0.0))]
 

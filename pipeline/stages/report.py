@@ -47,7 +47,7 @@ def blocks(lines: Sequence[sentences.Line], names: Mapping[str, str]) -> list[Bl
     return [
         Heading(scores.title(chosen), 1),
         Paragraph(scores.lead(resolution.name(named), chosen, metrics, description, parent)),
-        *browser_model.section(paths.AVERAGE, sentences.examples(lines)),
+        *browser_model.section(paths.AVERAGE, sentences.examples(lines, data.source)),
         scores.headline(chosen, data, metrics, papers),
         Paragraph(f"The {sentences.EXTREMES} best and the {sentences.EXTREMES} worst lines of the test set:"),
         sentences.extremes(lines, task_of(data.target).of_line),

@@ -36,10 +36,8 @@ def write_outputs(folder: Path, root: Path) -> None:
     # done.json says the same, but has no hash.
     summary = history.summary(Job.model_validate(job), read_state(last))
     # The speed of an unknown device is measured, which is possible only for the device of this machine.
-    devices = {
-        name: name if name == "cpu" or hardware.data_sheet(name) else summary["device"]
-        for name in summary["device_seconds"]
-    }
+    here, used = summary["device"], summary["device_seconds"]
+    devices = {name: name if name == "cpu" or hardware.data_sheet(name) else here for name in used}
     sustained = {name: hardware.sustained(device) for name, device in devices.items()}
     write_json(root / paths.TRAINING, {**summary, "flops_sustained": sustained})
     records = history.read_history(folder / history.HISTORY)

@@ -15,7 +15,7 @@ function joined(subwords) {
   const found = [];
   subwords.forEach((subword, i) => {
     const text = subword.replace(/@@$/u, "").replace(UNDERSCORE, "");
-    const isEnd = i === subwords.length - 1;
+    const isEnd = subword === "</s>";
     if (i > 0 && !isEnd && (pieces ? !subword.startsWith(UNDERSCORE) : subwords[i - 1].endsWith("@@"))) {
       found.at(-1).text += text;
       found.at(-1).to = i + 1;

@@ -1,4 +1,5 @@
-// A parser's symbols to a tree in Penn bracketing, as nmt/parsing/delinearisation.py has it, and the words that it is over.
+// A parser's symbols to a tree in Penn bracketing, as nmt/parsing/delinearisation.py has it but for the
+// alignment by attention, and the words that it is over.
 
 const TAG = "XX"; // the tag of a word where the output has none
 

@@ -306,10 +306,10 @@ def test_words_that_no_reference_has_make_no_row() -> None:
 
 def test_examples_come_from_all_parts_of_the_test_set() -> None:
     lines = [sentences.Line(f"{n} " * (6 if n % 2 else 20), "", "", 0.0) for n in range(100)]
-    assert [source.split()[0] for source in sentences.examples(lines)] == ["1", "21", "41", "61", "81"]
-    assert sentences.examples(lines[:1]) == [lines[0].source]
+    assert [source.split()[0] for source in sentences.examples(lines, "en")] == ["1", "21", "41", "61", "81"]
+    assert sentences.examples(lines[:1], "en") == [lines[0].source]
     lines[61] = lines[61]._replace(score=9.0)
-    assert [source.split()[0] for source in sentences.examples(lines)] == ["61", "1", "21", "41", "81"]
+    assert [source.split()[0] for source in sentences.examples(lines, "en")] == ["61", "1", "21", "41", "81"]
 
 
 def test_lines_are_kept_with_their_scores_and_grouped() -> None:
