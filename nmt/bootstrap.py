@@ -3,30 +3,21 @@
 Scores are functions of statistics that are summed over lines. Draws, intervals and p-values are sacreBLEU's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Score = Callable[[NDArray[np.int64]], float]
-    """From summed statistics, [k], to a score."""
+from numpy.typing import NDArray
 
 SAMPLES = 1000
 SEED = 12345
+Score = Callable[[NDArray[np.int64]], float]  # from summed statistics, [k]
 
 
 @dataclass(frozen=True)
 class Comparison:
-    difference: float
-    """In points of the score; positive if the system is better."""
-    p_value: float
-    """The probability of a difference at least as large by chance."""
+    difference: float  # in points of the score; positive if the system is better
+    p_value: float  # the probability of a difference at least as large by chance
 
 
 def resampled(statistics: NDArray[np.int64], score: Score) -> NDArray[np.float64]:

@@ -1,7 +1,5 @@
 """The two sides of a pair, between raw lines and ids, whether the target is text or trees."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -20,8 +18,7 @@ from nmt.text.parallel_text import is_blank
 from nmt.text.settings import SubwordSettings, TokenizerSettings
 from nmt.text.subwords import SPECIALS, Subwords
 
-TARGET = "target"
-"""The folder of a closed target vocabulary, inside the folder of the source's subwords."""
+TARGET = "target"  # the folder of a closed target vocabulary, inside the folder of the source's subwords
 
 
 def tokenizers(

@@ -1,8 +1,7 @@
 """The errors that a user can cause."""
 
-from __future__ import annotations
-
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from reprlib import Repr
@@ -16,6 +15,11 @@ _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother = 1, 200, 200
 def printable(text: str) -> str:
     """Return text from outside with its control characters escaped: a terminal would obey them."""
     return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", lambda match: ascii(match[0])[1:-1], text)
+
+
+def tell(message: str) -> None:
+    """Print a message on standard error, as `printable` text and at once."""
+    print(printable(message), file=sys.stderr, flush=True)
 
 
 class InputError(ValueError):

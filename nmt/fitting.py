@@ -1,7 +1,5 @@
 """Training on two lists of sentences, without the pipeline around it: `nmt.fit`."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 import shutil
@@ -35,8 +33,7 @@ from nmt.training.settings import Job
 from nmt.training.state import START
 
 TOKENIZER: Mapping[str, Any] = {"tokenizer": "moses", "normalize_punctuation": False, "aggressive_hyphens": False}
-WORD_PIECES = {"kind": "wordpieces", "vocabulary": 32_000}
-"""The subwords of raw text."""
+WORD_PIECES = {"kind": "wordpieces", "vocabulary": 32_000}  # the subwords of raw text
 SEARCH = SearchSettings(beam=4, alpha=0.6, max_extra=50, stop="exact")
 MODEL: Mapping[str, Any] = {
     "N": 6, "d_model": 512, "d_ff": 2048, "h": 8, "P_drop": 0.1, "attention_dropout": 0.0, "relu_dropout": 0.0,
@@ -50,12 +47,9 @@ TRAINING: Mapping[str, Any] = {
     "checkpoint_every": 1500, "keep_checkpoints": 5, "resume_minutes": 10.0,
 }  # fmt: skip
 """The regime of section 5, in one shard."""
-LONGEST = 256
-"""The most subwords of a sentence, its end included."""
-LOCK = "lock"
-"""The file, in the folder of a training, that its process holds."""
-Pairs = Sequence[Sequence[str]]
-"""Two lists: sentences, and their translations in the same order."""
+LONGEST = 256  # the most subwords of a sentence, its end included
+LOCK = "lock"  # the file, in the folder of a training, that its process holds
+Pairs = Sequence[Sequence[str]]  # two lists: sentences, and their translations in the same order
 
 
 def fit(  # noqa: PLR0913 - settings, by name
@@ -106,7 +100,8 @@ def fit(  # noqa: PLR0913 - settings, by name
         languages, described.tokenizer.model_dump() if described else tokenizer, subwords, merges,
     )  # fmt: skip
     tokenised = [_tokenised(both, languages, words) for both in (pairs, valid)]
-    vocabulary, start = begun or (_learned(tokenised[0], pieces), {})
+    counts = [seen_words.count(side) for side in tokenised[0]]
+    vocabulary, start = begun or (codec.learn(counts[0], counts[1], pieces)[0], {})
     defaults = described.model.model_dump() if described else MODEL
     job = _job({**defaults, **(model or {})}, {**TRAINING, **(training or {}), **start}, vocabulary.size, work)
     if described and (differences := job.model.misfits(described.model, "model", FREE)):
@@ -126,8 +121,7 @@ def fit(  # noqa: PLR0913 - settings, by name
         if folder.exists():
             raise InputError(f"{folder} exists by now: another process made it")
         _fill(work, made_of, vocabulary, batches, parent)
-        seen = seen_words.count(tokenised[0][0])
-        seen_words.save(work / "subwords", seen, languages[0], parent and parent / "subwords")
+        seen_words.save(work / "subwords", counts[0], languages[0], parent and parent / "subwords")
         save_model(folder, _trained(job, work), description, work / "subwords")
         shutil.rmtree(work, ignore_errors=True)  # NFS keeps an open file, as the lock, in its folder.
     return Translator(folder)
@@ -206,11 +200,6 @@ def _chosen(
     if pieces.user_defined_symbols and words.tokenizer != "none":
         raise InputError("Moses' tokenizer would tear subwords.user_defined_symbols: set tokenizer.tokenizer to none")
     return words, pieces
-
-
-def _learned(tokenised: Sequence[Sequence[str]], settings: SubwordSettings) -> Subwords:
-    source, target = map(seen_words.count, tokenised)
-    return codec.learn(source, target, settings)[0]
 
 
 def _check_text(pairs: Pairs) -> None:

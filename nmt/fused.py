@@ -20,8 +20,7 @@ from nmt.packing import MOST, Packed
 
 DROPOUT_STEPS = 65_536
 """Dropout on a CPU draws 16-bit integers, which rounds probabilities to multiples of 1 / DROPOUT_STEPS."""
-VECTOR = 16
-"""Float32 numbers of a vector register with AVX-512."""
+VECTOR = 16  # Float32 numbers of a vector register with AVX-512
 
 # From torch 2.15 on, varlen_attn prefers cuDNN on an H100 and newer GPUs. That builds a graph for each new shape, which
 # every update has, and its gradients have no fixed order.

@@ -18,12 +18,9 @@ class Hardware:
     """A processor's operations per second, on dense matrices."""
 
     name: str
-    sustained: float
-    """Sustained single precision, as in the paper's cost estimate."""
-    float32: float | None
-    """Peak single precision, without TF32."""
-    bfloat16: float | None
-    """Peak of the matrix units in bfloat16, if there are any."""
+    sustained: float  # sustained single precision, as in the paper's cost estimate
+    float32: float | None  # peak single precision, without TF32
+    bfloat16: float | None  # peak of the matrix units in bfloat16, if there are any
     source: str
 
     def peak(self, precision: str) -> float | None:

@@ -18,8 +18,7 @@ from nmt.model_settings import ModelSettings
 from nmt.packing import Packed, pack_tensor
 from nmt.products import Linear, has_own_backward, linear, linears
 
-LAYER_NORM_EPSILON = 1e-6
-"""From tensor2tensor; the paper gives no value."""
+LAYER_NORM_EPSILON = 1e-6  # from tensor2tensor; the paper gives no value
 
 
 # Section 3.1: encoder and decoder stacks.

@@ -17,10 +17,8 @@ from torch import Tensor
 from nmt.common.shapes import Float, Int
 from nmt.ids import PAD
 
-STEPS = 16
-"""`pack` rounds up to one of so many numbers of rows between a power of two and the next."""
-MOST = 64
-"""`pack` adds fewer rows than this."""
+STEPS = 16  # `pack` rounds up to one of so many numbers of rows between a power of two and the next
+MOST = 64  # `pack` adds fewer rows than this
 
 
 class _Pad(torch.autograd.Function):
@@ -53,10 +51,8 @@ class _Unpad(torch.autograd.Function):
 class Packed:
     """One side of some sentences, in blocks that are padded to their longest sentence where sentences must align."""
 
-    ids: Int[Tensor, "rows"]
-    """The tokens of all sentences, then PAD in the rows that `pack` adds."""
-    positions: Int[Tensor, "rows"]
-    """Of each token in its sentence, from 0."""
+    ids: Int[Tensor, "rows"]  # the tokens of all sentences, then PAD in the rows that `pack` adds
+    positions: Int[Tensor, "rows"]  # of each token in its sentence, from 0
     padded: Int[Tensor, "padded_heads"]
     """For each row of `pad`'s blocks, `token * heads + head`; 0 to heads - 1 for padding; then one extra entry, 0, for
     the rows that `pack` added."""
@@ -67,8 +63,7 @@ class Packed:
     starts: Int[Tensor, "sentences_2"]
     """The first row of each sentence and of the rows that `pack` added, then the number of rows; int32."""
     heads: int
-    has_flash: bool = False
-    """Whether this is on a GPU for which torch has FlashAttention."""
+    has_flash: bool = False  # whether this is on a GPU for which torch has FlashAttention
 
     def pad(self, x: Float[Tensor, "rows heads_d"], heads: int) -> list[Tensor]:
         """Return each block's tokens as [sentences, heads, longest, d]; those of padding have any values."""

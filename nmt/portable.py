@@ -25,10 +25,8 @@ Dims = int | tuple[int, ...]
 BITS = 22
 """A float32 number on a grid is at most 2^BITS of its steps. Rounding adds 3 * 2^BITS steps and subtracts them again: a
 sum of 24 bits, as many as a float32 has."""
-LONGEST = 4096
-"""Products are summed exactly over at most so many terms; sums of more are added in order."""
-TINY = 2.0**-100
-"""Added to a number and subtracted again, it leaves 0 of numbers below about 2^-24 of it."""
+LONGEST = 4096  # products are summed exactly over at most so many terms; sums of more are added in order
+TINY = 2.0**-100  # added to a number and subtracted again, it leaves 0 of numbers below about 2^-24 of it
 FORMATS = {torch.float32: (torch.int32, 23, 0x7F800000), torch.float64: (torch.int64, 52, 0x7FF0000000000000)}
 """The integers of the same size, the bits of the mantissa, the mask of the exponent."""
 

@@ -11,8 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-Precision = Literal["float32", "bfloat16"]
-"""Of matrix products."""
+Precision = Literal["float32", "bfloat16"]  # of matrix products
 
 
 class Settings(BaseModel):
@@ -36,13 +35,10 @@ class Settings(BaseModel):
 
 # The upper bounds lie far above anything in the field: what exceeds them is a typing error.
 Count = Annotated[int, Field(ge=1, le=100_000_000)]
-Size = Annotated[int, Field(ge=1, le=1_000_000)]
-"""The width of a layer, the rows of a table."""
+Size = Annotated[int, Field(ge=1, le=1_000_000)]  # the width of a layer, the rows of a table
 Few = Annotated[int, Field(ge=1, le=1024)]
 PowerOfTwo = Literal[1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024]
 Probability = Annotated[float, Field(ge=0.0, lt=1.0)]
 
-TREE = "tree"
-"""The target of pairs whose texts are treebanks: both sides are made of one file."""
-LANGUAGE = r"[a-z]{2,3}(_[A-Z][a-z]{3})?"
-"""Codes of ISO 639, with a script where it matters, as `sr_Latn`."""
+TREE = "tree"  # the target of pairs whose texts are treebanks: both sides are made of one file
+LANGUAGE = r"[a-z]{2,3}(_[A-Z][a-z]{3})?"  # codes of ISO 639, with a script where it matters, as `sr_Latn`

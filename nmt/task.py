@@ -1,7 +1,5 @@
 """The tasks, translation and parsing: their settings, scores and wording."""
 
-from __future__ import annotations
-
 from collections.abc import Container, Mapping
 from typing import Any, NamedTuple
 
@@ -80,8 +78,6 @@ PARSING = Task(
     of_line="F1",
     counted=("words", "sentences"),
 )
-
-
 CHRF = TRANSLATION._replace(
     key="chrf",
     title="chrF",

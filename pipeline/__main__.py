@@ -5,8 +5,6 @@ ended, and turns errors into one sentence and an exit status. Stages are plain f
 and know none of it.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import os
@@ -23,7 +21,7 @@ from humanize import naturalsize, precisedelta
 
 from nmt.common.files import size_of, write_json
 from nmt.common.processes import INTERRUPTED, Interrupted, die_with_parent, spare_imports
-from nmt.errors import InputError, printable
+from nmt.errors import InputError, tell
 from pipeline.config import graph, wording
 from pipeline.config.paths import SCORES, read_json, status_file
 from pipeline.tracking import publish, source
@@ -105,7 +103,7 @@ def run(name: str) -> NoReturn:
         if status is not None:
             again = f"interrupted{f' ({message})' if message else ''}; run the same command again to resume"
             with suppress(OSError):  # The terminal may be closed.
-                print(printable(f"{name}: {again if state == 'interrupted' else message}"), file=sys.stderr)
+                tell(f"{name}: {again if state == 'interrupted' else message}")
         # A full disk, for example, prevents this, too.
         with suppress(OSError, InputError):
             report_status(name, state, message)

@@ -1,7 +1,5 @@
 """The CPU, from the text that Linux gives."""
 
-from __future__ import annotations
-
 import platform
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Files: written under a temporary name, flushed to disk, then renamed; hashed; read as YAML or JSON."""
 
-from __future__ import annotations
-
 import errno
 import glob
 import hashlib
@@ -72,8 +70,8 @@ def _temporary(path: Path) -> Path:
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; at the end, rename the file or folder made there to `path`.
+def writing(path: Path, *, folder: bool = False) -> Iterator[Path]:
+    """Yield a temporary path beside `path`; at the end, rename the file or `folder` made there to `path`.
 
     After an error `path` is unchanged and the temporary file is removed. A kill leaves the old or the new content. A
     folder that replaces another is renamed in two steps; after a kill between them, the next call restores the old one.
@@ -84,6 +82,8 @@ def writing(path: Path) -> Iterator[Path]:
         os.replace(old, path)
     _remove(old)
     try:
+        if folder:
+            temporary.mkdir()
         yield temporary
         for part in temporary.rglob("*"):
             if not part.is_symlink():  # Not all file systems of what it names can flush.

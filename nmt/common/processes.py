@@ -1,7 +1,5 @@
 """Processes: they end with their parent and by groups, are waited for by a shared lock, and have exit statuses."""
 
-from __future__ import annotations
-
 import atexit
 import ctypes
 import fcntl
@@ -17,14 +15,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-INTERRUPTED = 75
-"""The exit status of a process that was stopped and can be resumed (sysexits' EX_TEMPFAIL)."""
-UNRECORDED = 73
-"""The exit status of a training process that failed and could not write why (sysexits' EX_CANTCREAT)."""
+INTERRUPTED = 75  # the exit status of a process that was stopped and can be resumed (sysexits' EX_TEMPFAIL)
+UNRECORDED = 73  # the exit status of a training process that failed and could not write why (sysexits' EX_CANTCREAT)
 UNUSABLE = 70
 """The exit status of torchrun where the processes cannot start or meet the other nodes (sysexits' EX_SOFTWARE)."""
-TRAINERS = "trainers.lock"
-"""The file in a training's folder that all of its processes hold by `sharing`."""
+TRAINERS = "trainers.lock"  # the file in a training's folder that all of its processes hold by `sharing`
 # Opened before any fork: another thread may hold the loader's lock at the fork, and the child would wait for ever.
 _LIBC = ctypes.CDLL(None)
 

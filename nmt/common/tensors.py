@@ -15,8 +15,7 @@ from torch import Tensor
 
 from nmt.errors import InputError
 
-WEIGHTS = "model.safetensors"
-"""The file name of a model's weights in its folder."""
+WEIGHTS = "model.safetensors"  # the file name of a model's weights in its folder
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:

@@ -3,8 +3,6 @@
 They split sentences by a model of their own, and search with CTranslate2, whose search is not ours.
 """
 
-from __future__ import annotations
-
 import shutil
 import zipfile
 from collections.abc import Mapping

@@ -3,8 +3,6 @@
 CTranslate2's search is not ours: its length penalty is |Y|^alpha, not GNMT's, and it ends by another rule.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,8 +20,7 @@ from nmt.model import LAYER_NORM_EPSILON, MultiHeadAttention, Transformer, posit
 from nmt.model_settings import ModelSettings
 from nmt.text.subwords import Subwords
 
-POSITIONS = 1024
-"""Positions in the exported table of sinusoids."""
+POSITIONS = 1024  # positions in the exported table of sinusoids
 
 
 def check_representable(settings: ModelSettings) -> None:
@@ -69,8 +66,7 @@ def export(folder: Path, out: Path, quantization: Quantization = "float32", *, e
     spec.config.layer_norm_epsilon = LAYER_NORM_EPSILON
     spec.validate()
     spec.optimize(quantization=None if quantization == "float32" else quantization)
-    with writing(out) as temporary:
-        temporary.mkdir()
+    with writing(out, folder=True) as temporary:
         spec.save(str(temporary))
 
 

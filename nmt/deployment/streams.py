@@ -3,8 +3,6 @@
 Each line gives one line, and an empty line stays empty; with n-best lists a line gives several, with --json an object.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections import deque
@@ -19,7 +17,7 @@ from typing import Any
 import torch
 
 from nmt.common.files import output_file, writing
-from nmt.errors import InputError, printable
+from nmt.errors import InputError, tell
 from nmt.inference.loading import LoadedModel
 from nmt.inference.options import TranslationOptions
 from nmt.inference.quantization import quantize
@@ -51,7 +49,7 @@ def translate(options: TranslationOptions) -> None:
             raise
     else:
         if options.input is None and sys.stdin.isatty():
-            print(f"{options.command}: type lines; end with Ctrl-D", file=sys.stderr)
+            tell(f"{options.command}: type lines; end with Ctrl-D")
             options = replace(options, window=1)
         if isinstance(sys.stdout, TextIOWrapper):
             sys.stdout.reconfigure(encoding="utf-8")  # as the input, whatever the locale
@@ -64,7 +62,7 @@ def translate(options: TranslationOptions) -> None:
         trees, malformed = counts.pop("trees"), counts.pop("malformed trees", 0)
         kinds = ", ".join(f"{name} {count:,}" for name, count in counts.items())
         ending = f": {kinds}" if kinds else ""
-        print(f"{options.command}: {malformed:,} of {trees:,} trees had to be repaired{ending}", file=sys.stderr)
+        tell(f"{options.command}: {malformed:,} of {trees:,} trees had to be repaired{ending}")
     if skipped := translator.skipped:
         raise InputError(f"lines left empty: {len(skipped):,}; the first: {skipped[0]}")
 
@@ -111,10 +109,9 @@ def _outputs(translator: Translator, options: TranslationOptions) -> Iterator[st
                 unseen |= dict.fromkeys(words.unseen(translator.model.source.tokenize(translation.source), seen))
             yield format_output(translator, translation, number, options)
         if joined:
-            print(
+            tell(
                 f"{options.command}: {joined:,} {'line has' if joined == 1 else 'lines have'} several sentences, of "
-                "which a model may translate the first alone: give --split sentences",
-                file=sys.stderr,
+                "which a model may translate the first alone: give --split sentences"
             )
         if seen is not None and unseen:
             known = "in" if len(seen) < words.MOST else f"among the {words.MOST:,} most frequent words of"
@@ -122,11 +119,8 @@ def _outputs(translator: Translator, options: TranslationOptions) -> Iterator[st
             least = "at least " if len(unseen) >= words.MOST else ""
             first = (word[:60] for word in islice(unseen, NAMED))
             named = ", ".join([*first, *(["..."] if len(unseen) > NAMED else [])])
-            print(
-                f"{options.command}: {least}{len(unseen):,} {are} not {known} the training text, so the model "
-                f"guesses {them}: {printable(named)}",
-                file=sys.stderr,
-            )
+            guessed = f"{least}{len(unseen):,} {are} not {known} the training text, so the model guesses {them}"
+            tell(f"{options.command}: {guessed}: {named}")
 
 
 def format_output(translator: Translator, translation: Translation, number: int, options: TranslationOptions) -> str:

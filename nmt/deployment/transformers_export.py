@@ -5,8 +5,6 @@ positions have all sines first: the dimensions of the residual stream, whose ord
 Nothing here imports transformers.
 """
 
-from __future__ import annotations
-
 import shutil
 import zipfile
 from collections.abc import Mapping
@@ -30,14 +28,12 @@ from nmt.text.moses import LINE_BREAKERS
 from nmt.text.subwords import SPECIALS, Subwords, WordPieces
 
 _CODE = Path(__file__).with_name("transformers_tokenizer.py")
-_LONGEST = 512
-"""Subwords of the longest translation: transformers has one limit for all sentences."""
+_LONGEST = 512  # subwords of the longest translation: transformers has one limit for all sentences
 _TOKENS = {
     "pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS, "forced_eos_token_id": EOS,
     "decoder_start_token_id": BOS,
 }  # fmt: skip
-_SPACE = "\u2581"
-"""sentencepiece's own symbol for a space."""
+_SPACE = "\u2581"  # sentencepiece's own symbol for a space
 
 
 def export(folder: Path, out: Path, dtype: Quantization = "float32", run: Mapping[str, Any] | None = None) -> None:
@@ -71,8 +67,7 @@ def export(folder: Path, out: Path, dtype: Quantization = "float32", run: Mappin
         "clean_up_tokenization_spaces": False, "model_max_length": POSITIONS,
         "model_input_names": ["input_ids", "attention_mask"],
     }  # fmt: skip
-    with writing(out) as temporary:
-        temporary.mkdir()
+    with writing(out, folder=True) as temporary:
         raw = words.tokenizer == "none" and not (words.normalize_punctuation or words.compose)
         if isinstance(subwords, WordPieces) and raw and not subwords.settings.user_defined_symbols:
             write_json(temporary / "tokenizer.json", _word_piece_tokenizer(subwords))

@@ -1,7 +1,5 @@
 """The tokenizer of a model exported to transformers: its folder has a copy of this module, and nmt as an archive."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from functools import partial

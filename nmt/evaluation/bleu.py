@@ -5,10 +5,7 @@ against a reference with plain quotes; sacreBLEU is about 1.5 points lower on th
 by name.
 """
 
-from __future__ import annotations
-
 import re
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +20,7 @@ from sacremoses import MosesTokenizer
 from sacremoses.corpus import NonbreakingPrefixes
 
 from nmt import bootstrap
-from nmt.errors import InputError
+from nmt.errors import InputError, tell
 from nmt.evaluation import known_sets
 from nmt.schema import LANGUAGE
 from nmt.text import parallel_text
@@ -32,8 +29,7 @@ from nmt.text.scripts import code, has_spaces
 from nmt.text.settings import TokenizerSettings
 
 Lines = Sequence[str]
-LOWERCASED = "bleu_lowercased_moses"
-"""Key of BLEU on lower-cased Moses tokens, by which others report Multi30k."""
+LOWERCASED = "bleu_lowercased_moses"  # key of BLEU on lower-cased Moses tokens, by which others report Multi30k
 _MOSES_LANGUAGES = {*NonbreakingPrefixes().available_langs.values()} - {"zh", "yue", "ta"}
 """Those that Moses has rules for, and whose text it makes words of."""
 _COMPOUND = re.compile(r"(\S)-(\S)")
@@ -99,7 +95,7 @@ def headline(lang: str, tokenize: str | None = None, *, lowercase: bool = False)
     try:
         return metric(lang, lowercase=lowercase)
     except InputError as error:
-        print(f"warning: {error}; until then chrF is the score", file=sys.stderr)
+        tell(f"warning: {error}; until then chrF is the score")
         return CHRF(lowercase=lowercase)
 
 
@@ -204,7 +200,7 @@ def score(
     if steps := paper_way(hypotheses, references, lang, tokenize, lowercase=lowercase):
         scores["bleu_paper_way"] = steps[-1][1]
         scores["paper_way_steps"] = [{"step": name, "bleu": value} for name, value in steps]
-    if steps and (lowercase or (known and known.has(LOWERCASED))):
+    if steps and (lowercase or (known and any(LOWERCASED in listing.columns for listing in known.listings))):
         sides = (lowercased_tokens(lines, lang) for lines in (hypotheses, references))
         scores[LOWERCASED] = corpus_score(BLEU(tokenize="none", force=True), *sides)[0]
     if key != "chrf":

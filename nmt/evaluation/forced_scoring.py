@@ -20,10 +20,8 @@ from nmt.inference.options import WINDOW
 from nmt.inference.search import not_finite_error
 from nmt.model import Transformer
 
-LONGEST = 8192
-"""Subwords that a side may have: attention takes memory with their square, 256 MB a head for so many."""
-_ROWS = 256
-"""Positions whose logits are in memory together: 38 MB for the paper's vocabulary."""
+LONGEST = 8192  # subwords that a side may have: attention takes memory with their square, 256 MB a head for so many
+_ROWS = 256  # positions whose logits are in memory together: 38 MB for the paper's vocabulary
 
 
 @dataclass(frozen=True)

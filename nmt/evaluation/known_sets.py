@@ -1,7 +1,5 @@
 """The validation and test sets of the literature, recognised by their text and direction, never by a name."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Sequence
@@ -32,10 +30,6 @@ class KnownSet(Settings):
     sha256: str | None = None
     words: int | None = None  # of trees
     listings: list[Listing] = Field(default_factory=list)
-
-    def has(self, measure: str) -> bool:
-        """Return whether others report the score of this key."""
-        return any(measure in listing.columns for listing in self.listings)
 
 
 @cache

@@ -1,7 +1,5 @@
 """The scorers: of translations by BLEU and chrF, of trees by F1. The target language decides which (`scorer_of`)."""
 
-from __future__ import annotations
-
 import json
 from bisect import bisect_left
 from collections.abc import Sequence

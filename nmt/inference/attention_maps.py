@@ -116,6 +116,5 @@ def write_attention(folder: Path, source: str, target: str | None, output: Path)
     if target is None:
         target = next(Translator(model).translate([source]))
     looked = attention(model, source, target)
-    with writing(output) as temporary:
-        temporary.mkdir()
+    with writing(output, folder=True) as temporary:
         write_files(looked, temporary)

@@ -26,8 +26,7 @@ from nmt.products import Fixed, by_onednn
 
 _Linear = nn.Linear | Int8Linear
 _MakeProduct = Callable[[Tensor, Tensor | None], Callable[[Tensor], Tensor]]
-_ENCODED = 1024
-"""Source positions that a CPU encodes together: few enough for its cache to hold what a layer writes."""
+_ENCODED = 1024  # source positions that a CPU encodes together: few enough for its cache to hold what a layer writes
 _ROOM = 16
 """Nodes for which a cache has room at first. Small, because a step writes to as many places as a batch has heads."""
 _ROWS = 64

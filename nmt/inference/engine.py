@@ -1,7 +1,5 @@
 """Searches many lines: sorted by length, in batches that several workers search, put in order again."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import deque
@@ -19,21 +17,18 @@ from nmt.inference.search import Hypothesis, search
 from nmt.inference.settings import SearchSettings
 from nmt.portable import Arithmetic, arithmetic
 
-WORKERS = 16
-"""The largest number of batches that are searched at the same time."""
+WORKERS = 16  # the largest number of batches that are searched at the same time
 LARGEST_SHARE = 0.55
 """The largest share of a window's source positions in one batch, so that two workers share a small file. The number of
 workers decides nothing here: the last bits of a score depend on the batch, and must not depend on the machine."""
-ALWAYS_ALLOWED = 256
-"""Source positions that a batch may have however small the window is."""
+ALWAYS_ALLOWED = 256  # source positions that a batch may have however small the window is
 
 
 @dataclass(frozen=True)
 class Piece:
     """A line, or one sentence of a line that is too long."""
 
-    ids: list[int]
-    """EOS last; none of a sentence without words, for which nothing is searched."""
+    ids: list[int]  # EOS last; none of a sentence without words, for which nothing is searched
     text: str
 
 
@@ -49,12 +44,10 @@ class Engine:
         # Two workers of one thread each are faster than one of two: no thread waits for another within a product.
         available = torch.get_num_threads()
         on_gpu = self.device.type == "cuda"
-        self.workers = 1 if on_gpu else min(available, WORKERS)
-        """How many batches to search at the same time."""
+        self.workers = 1 if on_gpu else min(available, WORKERS)  # how many batches to search at the same time
         # 280 sentences of WMT in the beam of 4; with 4,096, 35 of them would leave a GPU idle.
         self.batch_tokens = 32_768 if on_gpu else 4096
-        self.threads = max(1, available // self.workers)
-        """Of each worker."""
+        self.threads = max(1, available // self.workers)  # of each worker
 
     def run(self, batch: Sequence[Piece], settings: SearchSettings, nbest: int) -> list[list[Hypothesis]]:
         """Return the `nbest` best translations of each piece, best first; there may be fewer."""
@@ -63,8 +56,7 @@ class Engine:
             return search(self.decoders, src, settings, self.subwords, nbest)
 
 
-Line = tuple[str, list[Piece]]
-"""A line, and what is searched of it."""
+Line = tuple[str, list[Piece]]  # a line, and what is searched of it
 
 
 def search_lines(

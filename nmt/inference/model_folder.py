@@ -1,7 +1,5 @@
 """Model folders: weights, config.yaml and subwords, all that translation needs."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -37,8 +35,7 @@ class ModelDescription(Settings):
 
 def save_model(folder: Path, weights: Mapping[str, Tensor], description: ModelDescription, subwords: Path) -> None:
     """Write a model folder: weights, config.yaml and a copy of the folder `subwords`."""
-    with writing(folder) as temporary:
-        temporary.mkdir()
+    with writing(folder, folder=True) as temporary:
         save_tensors(temporary / WEIGHTS, weights)
         config = yaml.safe_dump(description.model_dump(exclude_defaults=True), sort_keys=False, allow_unicode=True)
         (temporary / "config.yaml").write_text(config, encoding="utf-8")

@@ -9,8 +9,7 @@ from nmt.common.shapes import Float
 from nmt.errors import InputError
 from nmt.model import Transformer
 
-_LEVELS = 127
-"""The largest magnitude of an 8-bit integer, with a range symmetric about 0."""
+_LEVELS = 127  # the largest magnitude of an 8-bit integer, with a range symmetric about 0
 
 
 class Int8Linear(nn.Module):

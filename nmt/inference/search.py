@@ -20,8 +20,7 @@ from nmt.ids import BOS, EOS, PAD, UNK
 from nmt.inference.decoder import Decoder, mean_of
 from nmt.inference.settings import SearchSettings
 
-_CHUNK = 64
-"""Columns per chunk in `top_of_rows`."""
+_CHUNK = 64  # columns per chunk in `top_of_rows`
 _REMOVE_FROM = 8
 """Finished sentences are removed once they are 1/8 of the batch, because each removal copies all other rows."""
 
@@ -106,8 +105,7 @@ class _Beam:
         self.results: dict[int, list[Hypothesis]] = {}
         self.limit = (src != PAD).sum(1) - 1 + settings.max_extra
         """The most subwords of each translation, EOS not counted."""
-        self.length = 0
-        """Subwords of every unfinished hypothesis."""
+        self.length = 0  # subwords of every unfinished hypothesis
         # The search begins with one hypothesis; from the first step on there are k.
         self.tokens = torch.full((batch, 1, 1), BOS, device=src.device)
         dtype = torch.float64 if src.device.type == "cpu" else torch.float32

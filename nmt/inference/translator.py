@@ -1,7 +1,5 @@
 """Raw lines to translations: cut into pieces, searched, written as text or trees."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter
@@ -23,8 +21,7 @@ from nmt.text.parallel_text import is_blank
 from nmt.text.scripts import SENTENCES_JOINED, code
 from nmt.text.sentences import split_sentences
 
-_WORDS = re.compile(r"[^\W_]")
-"""A line or a sentence without it, as `-` or `...`, is its own translation."""
+_WORDS = re.compile(r"[^\W_]")  # a line or a sentence without it, as `-` or `...`, is its own translation
 
 
 @dataclass(frozen=True)
@@ -96,8 +93,7 @@ class Translator:
                 f"the search's max_extra is {self.settings.max_extra:,}, but the model has {positions:,} positions: "
                 f"give --max-extra at most {positions - 2:,}"
             )
-        self.longest = min(longest or math.inf, self.room)
-        """The most subwords of a source."""
+        self.longest = min(longest or math.inf, self.room)  # the most subwords of a source
 
     def translate(self, lines: Iterable[str]) -> Iterator[str]:
         """Yield the best translation of each line, in order; an empty line for a line without text.

@@ -16,8 +16,6 @@ If the model's attention is given, `align` runs before these rules: it finds the
 lacks, so that 4 and 6 do not shift the words after them.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 
@@ -26,10 +24,8 @@ from numpy.typing import NDArray
 
 from nmt.parsing.trees import TAG, Linearisation, Tree, escape
 
-ALONE = 3.0
-"""What a symbol or a word that `align` leaves alone costs, in nats: less than half of the worst match."""
-LEAST = 1e-3
-"""Added to every weight of attention before its logarithm: the worst match costs 6.9 nats."""
+ALONE = 3.0  # what a symbol or a word that `align` leaves alone costs, in nats: less than half of the worst match
+LEAST = 1e-3  # added to every weight of attention before its logarithm: the worst match costs 6.9 nats
 
 
 def _read_symbol(symbol: str, scheme: Linearisation, known: Collection[str]) -> tuple[str, str]:

@@ -7,8 +7,6 @@ The counting follows EVALB of Sekine and Collins (1997) with its parameter file 
   each side's own tags, would find none in the parse.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,18 +22,14 @@ from nmt.errors import InputError
 from nmt.parsing.trees import TAG, TRACE, Tree, read_trees
 from nmt.text.parallel_text import read_lines
 
-VERSION = "1"
-"""Of the counting; part of the signature."""
+VERSION = "1"  # of the counting; part of the signature
 LENGTHS = (10, 20, 30, 40)
 """Upper bounds, in words, of the groups of sentences by length; longer ones are one more group."""
 
-
 DELETED = frozenset({"TOP", TRACE, ",", ":", "``", "''", "."})
 """Labels whose brackets are not counted, and tags whose words are removed: COLLINS.prm."""
-SAME_LABEL = {"PRT": "ADVP"}
-"""Label to the label that it is equal to: COLLINS.prm."""
-CUTOFF = 40
-"""Longest sentence of the second group of totals, in words with punctuation, without traces."""
+SAME_LABEL = {"PRT": "ADVP"}  # label to the label that it is equal to: COLLINS.prm
+CUTOFF = 40  # longest sentence of the second group of totals, in words with punctuation, without traces
 
 
 @dataclass(frozen=True)
@@ -48,8 +42,7 @@ class Sentence:
     parsed: int = 0
     crossing: int = 0
     words: int = 0
-    tags: int = 0
-    """Words with the gold tag, of those that are not deleted."""
+    tags: int = 0  # words with the gold tag, of those that are not deleted
     error: str | None = None
     skipped: bool = False
 

@@ -1,7 +1,5 @@
 """A parser's two sides: the source's words, the target's trees as symbols, and the closed vocabulary of these."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path

@@ -19,11 +19,9 @@ from nmt.errors import InputError
 
 Linearisation = Literal["vinyals", "tensor2tensor"]
 LINEARISATIONS: tuple[Linearisation, ...] = get_args(Linearisation)
-TAG = "XX"
-"""The tag of every word where part-of-speech tags are normalised."""
+TAG = "XX"  # the tag of every word where part-of-speech tags are normalised
 TRACE = "-NONE-"
-OUTER = frozenset({"TOP", "ROOT", "S1"})
-"""Labels that treebanks and parsers give to the bracket around a tree."""
+OUTER = frozenset({"TOP", "ROOT", "S1"})  # labels that treebanks and parsers give to the bracket around a tree
 # The label is what follows `(` without a space. U+00A0 and other Unicode spaces are characters of words.
 _TOKEN = re.compile(r"\(([^ \t\r\n()]*)|\)|[^ \t\r\n()]+")
 

@@ -4,8 +4,6 @@ The results equal subword-nmt's to the byte. To learn, it examines all pairs of 
 examines only pairs that changed.
 """
 
-from __future__ import annotations
-
 import sys
 from array import array
 from collections import defaultdict
@@ -17,14 +15,10 @@ from itertools import pairwise
 Pair = tuple[str, str]
 Word = tuple[str, ...]
 
-INSIDE = "\n"
-"""Marks the end of a piece that is not the last of its word. No line of text has this character."""
-_END = "</w>"
-"""The end of a word's last symbol, as in subword-nmt."""
-_LEAST = 2
-"""The lowest frequency of a pair that is merged."""
-_PART = 1048
-"""Characters of a word that are merged together, as the time grows with their square; longer words are cut."""
+INSIDE = "\n"  # Marks the end of a piece that is not the last of its word. No line of text has this character.
+_END = "</w>"  # the end of a word's last symbol, as in subword-nmt
+_LEAST = 2  # the lowest frequency of a pair that is merged
+_PART = 1048  # characters of a word that are merged together, as the time grows with their square; longer words are cut
 
 
 @lru_cache(maxsize=1 << 18)
@@ -54,8 +48,7 @@ class _Words:
         in_order = sorted(sorted(counts.items()), key=lambda item: -item[1])
         self.words: list[Word] = [(*word[:-1], word[-1] + _END) for word, _ in in_order]
         self.counts = array("q", [count for _, count in in_order])
-        self.pairs: defaultdict[Pair, int] = defaultdict(int)
-        """The frequency of each pair; 0 once it is merged."""
+        self.pairs: defaultdict[Pair, int] = defaultdict(int)  # the frequency of each pair; 0 once it is merged
         self._index: defaultdict[Pair, array[int]] = defaultdict(lambda: array("i"))
         """The words that have a pair, and some that no longer have it."""
         for number, word in enumerate(self.words):

@@ -10,8 +10,6 @@ Characters other than ordinary text:
 One space separates the words of a tokenised line. (tokenizer.perl leaves two before a final `.'`.)
 """
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections.abc import Sequence

@@ -8,7 +8,6 @@ files were joined.
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice, zip_longest
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 from unicodedata import is_normalized, normalize
 
-from nmt.errors import InputError
+from nmt.errors import InputError, tell
 from nmt.text.scripts import tokens
 from nmt.text.settings import FilterSettings
 
@@ -24,10 +23,8 @@ Reason = Literal["empty", "too_short", "too_long", "ratio", "identical"]
 REASONS: tuple[Reason, ...] = ("empty", "too_short", "too_long", "ratio", "identical")
 
 _BLANK = re.compile("[\\s\x00-\x1f\x7f-\x9f\xad\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufeff]*")
-_LINES = 8192
-"""Lines of a block where the caller gives no number."""
-_PACKED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"PK\x03\x04")
-"""How files of gzip, bzip2, xz and zip begin."""
+_LINES = 8192  # lines of a block where the caller gives no number
+_PACKED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"PK\x03\x04")  # how files of gzip, bzip2, xz and zip begin
 
 
 def is_blank(line: str) -> bool:
@@ -59,10 +56,8 @@ class Block:
     """Consecutive whole lines of a file, as bytes."""
 
     path: Path
-    first: int
-    """The number of the first line, from 0."""
-    offset: int
-    """The offset of the first line in the file, in bytes."""
+    first: int  # the number of the first line, from 0
+    offset: int  # the offset of the first line in the file, in bytes
     content: bytes
 
     def __len__(self) -> int:
@@ -107,7 +102,7 @@ def composed(lines: Iterable[str], name: object) -> Iterator[str]:
     for number, line in enumerate(lines, start=1):
         # Some single characters are not NFC either, as the sign for ohm: these are not torn.
         if not warned and not is_normalized("NFC", line) and len(normalize("NFC", line)) < len(line):
-            print(f"warning: {name}, line {number}: not composed (Unicode's NFC): words are torn", file=sys.stderr)
+            tell(f"warning: {name}, line {number}: not composed (Unicode's NFC): words are torn")
             warned = True
         yield line
 

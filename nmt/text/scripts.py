@@ -1,7 +1,5 @@
 """Names of languages; those whose writing has no spaces between words: what counts as a token, and as a sentence."""
 
-from __future__ import annotations
-
 CODES = {"zho": "zh", "cmn": "zh", "jpn": "ja", "kor": "ko", "tha": "th", "khm": "km", "lao": "lo", "mya": "my"}
 """Codes of three letters, by which text is named too, and those of two."""
 NAMES = {

@@ -1,7 +1,5 @@
 """Where the sentences of a line end."""
 
-from __future__ import annotations
-
 import re
 from functools import cache
 

@@ -1,10 +1,8 @@
 """Settings of text: tokens, which pairs are kept, subwords, bins."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -69,7 +67,7 @@ class SubwordSettings(Settings):
     """The vocabulary is padded to a multiple of this with rows that no text uses."""
 
     @model_validator(mode="after")
-    def _one_size(self) -> SubwordSettings:
+    def _one_size(self) -> Self:
         if (self.merges is None) == (self.vocabulary is None):
             raise ValueError("give either merges or vocabulary, and leave the other null")
         if self.kind == "wordpieces" and self.vocabulary is None:

@@ -7,8 +7,6 @@ which `unigram` is not.
 Rows 0 to 3 of every vocabulary are PAD, BOS, EOS and UNK; the last rows are padding that no text uses.
 """
 
-from __future__ import annotations
-
 import io
 import math
 from abc import ABC, abstractmethod
@@ -26,15 +24,12 @@ from nmt.ids import BOS, EOS, PAD, UNK
 from nmt.text.bpe import INSIDE, Merges, Pair, learn_merges
 from nmt.text.settings import SubwordSettings
 
-SPECIALS = ("<pad>", "<s>", "</s>", "<unk>")
-"""The symbols of PAD, BOS, EOS and UNK."""
+SPECIALS = ("<pad>", "<s>", "</s>", "<unk>")  # the symbols of PAD, BOS, EOS and UNK
 
-_CONTINUES = "@@"
-"""The end of a symbol that is not the last of its word, as subword-nmt writes it."""
+_CONTINUES = "@@"  # the end of a symbol that is not the last of its word, as subword-nmt writes it
 _VERSION = "#version: 0.2"
 _CACHED = 1 << 18  # words
-_LONGEST = 4192
-"""Bytes of a word above which sentencepiece leaves it out, in silence; it is learned from in parts."""
+_LONGEST = 4192  # bytes of a word above which sentencepiece leaves it out, in silence; it is learned from in parts
 
 
 class Subwords(ABC):
@@ -42,10 +37,8 @@ class Subwords(ABC):
 
     def __init__(self, symbols: Sequence[str], settings: SubwordSettings) -> None:
         self.settings = settings
-        self.used_rows = len(symbols)
-        """Rows before padding."""
-        self.size = math.ceil(self.used_rows / settings.multiple_of) * settings.multiple_of
-        """Rows with padding."""
+        self.used_rows = len(symbols)  # rows before padding
+        self.size = math.ceil(self.used_rows / settings.multiple_of) * settings.multiple_of  # rows with padding
         self._symbols = [*symbols, *(f"<pad:{row}>" for row in range(1, self.size - self.used_rows + 1))]
 
     @abstractmethod
@@ -61,8 +54,7 @@ class Subwords(ABC):
         return [self._symbols[token] for token in ids]
 
     def save(self, folder: Path) -> None:
-        with writing(folder) as temporary:
-            temporary.mkdir()
+        with writing(folder, folder=True) as temporary:
             self._save_model(temporary)
             sizes = {"kind": self.settings.kind, "size": self.size, "unpadded": self.used_rows}
             description = {**sizes, "settings": self.settings.model_dump(exclude_defaults=True)}

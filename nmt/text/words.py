@@ -1,7 +1,5 @@
 """The words of the training text's source side: a model guesses all others, and users are warned of them."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path

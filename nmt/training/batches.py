@@ -25,12 +25,9 @@ from nmt.flops import LengthSums
 from nmt.ids import BOS, PAD
 from nmt.packing import Packed, pack
 
-AHEAD = 4
-"""Number of updates prepared in advance."""
-BLOCKS = 8
-"""Blocks of similar lengths in an update, if it has no more shards than this."""
-PART = 2**20
-"""Pairs of an epoch whose lengths are looked up together."""
+AHEAD = 4  # number of updates prepared in advance
+BLOCKS = 8  # blocks of similar lengths in an update, if it has no more shards than this
+PART = 2**20  # pairs of an epoch whose lengths are looked up together
 
 
 class Corpus:
@@ -113,10 +110,8 @@ class Batch:
     """Pairs that go through the model together, in blocks of similar lengths."""
 
     src: Packed
-    tgt_in: Packed
-    """BOS, then the target without its EOS."""
-    labels: Int[Tensor, "tokens"]
-    """Of the first rows of `tgt_in`; the others are padding."""
+    tgt_in: Packed  # BOS, then the target without its EOS
+    labels: Int[Tensor, "tokens"]  # of the first rows of `tgt_in`; the others are padding
 
     def to(self, device: torch.device) -> Batch:
         """Copy to a device without blocking the host."""
@@ -202,12 +197,9 @@ class Update:
     """One rank's shards of an update, and the whole update's size."""
 
     number: int
-    first: int
-    """The number of this rank's first shard, counted from 0."""
-    shards: list[Batch | None]
-    """An empty shard is None."""
-    sums: LengthSums
-    """Of all ranks' pairs."""
+    first: int  # the number of this rank's first shard, counted from 0
+    shards: list[Batch | None]  # an empty shard is None
+    sums: LengthSums  # of all ranks' pairs
     padded: int
     """Positions of all ranks' blocks, source and target, padded to their longest sentence. FlashAttention pads none."""
 

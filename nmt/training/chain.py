@@ -39,18 +39,14 @@ class Link(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     update: int
-    updates: int
-    """`training.updates` at that time: it decides how often losses are recorded."""
+    updates: int  # `training.updates` at that time: it decides how often losses are recorded
     weights: str
     moments: str
-    losses: str
-    """Of what was recorded since the link before."""
+    losses: str  # of what was recorded since the link before
     conditions: dict[str, str | int | bool]
     """What must be the same for equal bits (ResumeConditions). Not hashed, because it may differ where bits agree."""
-    link: str
-    """Of update, weights, moments, losses and the previous link's hash."""
-    validate_every: int
-    """`training.validate_every` at that time; not hashed."""
+    link: str  # of update, weights, moments, losses and the previous link's hash
+    validate_every: int  # `training.validate_every` at that time; not hashed
 
 
 def link_hash(previous: Link | None, *content: int | str) -> str:

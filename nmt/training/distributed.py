@@ -16,8 +16,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined] # documente
 
 LOOPBACK = "127.0.0.1"
 Value = TypeVar("Value")
-TIMEOUT = timedelta(minutes=10)
-"""A rank that waits longer than this for another rank fails."""
+TIMEOUT = timedelta(minutes=10)  # a rank that waits longer than this for another rank fails
 
 
 @dataclass(frozen=True)

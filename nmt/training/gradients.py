@@ -10,8 +10,7 @@ from torch.distributed import Work, all_reduce
 
 from nmt.training.distributed import World
 
-Tensors = tuple[Tensor, ...] | list[Tensor]
-"""One of each parameter."""
+Tensors = tuple[Tensor, ...] | list[Tensor]  # one of each parameter
 BUCKET = 2**23
 """Gradients that are summed over the processes at a time, 34 MB and the rest of a parameter: base has 6 buckets."""
 
@@ -72,8 +71,7 @@ class OverlappedGradients:
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         self._parameters = parameters
         self._buckets: list[Tensor] = []
-        self._sums: list[Work] = []
-        """Of the first buckets, begun in the same order on every process."""
+        self._sums: list[Work] = []  # of the first buckets, begun in the same order on every process
         groups: dict[int, list[nn.Parameter]] = {}
         before = 0
         for parameter in reversed(parameters):

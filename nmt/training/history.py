@@ -17,8 +17,7 @@ from nmt.training.state import Interval, TrainState
 
 Record = dict[str, int | float]
 
-HISTORY, CHAIN = "history.jsonl", "chain.jsonl"
-"""The files of the history, and of the chain of hashes (chain.py)."""
+HISTORY, CHAIN = "history.jsonl", "chain.jsonl"  # the files of the history, and of the chain of hashes (chain.py)
 
 
 def interval_record(job: Job, state: TrainState, interval: Interval) -> Record:
@@ -80,8 +79,7 @@ class HistoryReader:
 
     def __init__(self, path: Path) -> None:
         self.path, self._inode = path, 0
-        self.position = 0
-        """Bytes read so far."""
+        self.position = 0  # bytes read so far
 
     def new(self) -> list[Record]:
         """Return the records since the last call. A resumed training replaces the file: then all records are new.

@@ -58,8 +58,7 @@ class Attempt:
         self.keep_every = chain.keep_every(self.settings)
         self._saved = time.monotonic()
         self.writing = ThreadPoolExecutor(1, "links")
-        self._link: Future[None] = Future()
-        """The last link of the chain and its checkpoint, which a thread writes."""
+        self._link: Future[None] = Future()  # the last link of the chain and its checkpoint, which a thread writes
         self._link.set_result(None)
 
     def resume(self, path: Path | None, damaged: Sequence[Path]) -> None:

@@ -16,8 +16,7 @@ from nmt.training.batches import Update
 from nmt.training.distributed import World
 from nmt.training.state import Interval, TrainState
 
-DIVERGED = 100
-"""Stop the training after this many consecutive updates whose gradient was not finite."""
+DIVERGED = 100  # stop the training after this many consecutive updates whose gradient was not finite
 
 
 class Measurements:
@@ -27,8 +26,7 @@ class Measurements:
         self.world, self.state = world, state
         self._uncollected: list[tuple[int, Tensor, Tensor]] = []
         """Every update since the last `collect`: its number, the losses of this rank's shards, its gradient norm."""
-        self._clock = time.monotonic()
-        """When the times in `state` were added up last."""
+        self._clock = time.monotonic()  # when the times in `state` were added up last
 
     def add_update(self, update: Update, losses: Tensor, norm: Tensor) -> None:
         """Add a finished update; does not wait for the device.

@@ -24,8 +24,7 @@ from nmt.model import Transformer
 from nmt.training import checkpoint
 
 MOMENTS = "optimizer.safetensors"
-START = "start.safetensors"
-"""In a training's folder: the weights before update 1, if they are another model's."""
+START = "start.safetensors"  # in a training's folder: the weights before update 1, if they are another model's
 STATE, HASHES = "state.json", "sha256.json"
 
 
@@ -41,17 +40,13 @@ class ResumeConditions(_Saved, extra="ignore"):
     Further conditions, of a state that other code saved, are left out.
     """
 
-    device: str
-    """The GPU's model, or `cpu`."""
-    processor: str
-    """The CPU's model; empty on GPUs."""
-    threads: int
-    """CPU threads of a process; 0 on GPUs."""
+    device: str  # the GPU's model, or `cpu`
+    processor: str  # the CPU's model; empty on GPUs
+    threads: int  # CPU threads of a process; 0 on GPUs
     compiled: bool
     deterministic: bool
     torch: str
-    portable: bool = False
-    """Whether arithmetic is portable: then the other conditions may differ."""
+    portable: bool = False  # whether arithmetic is portable: then the other conditions may differ
 
     def differences(self, now: ResumeConditions) -> list[str]:
         """Return a phrase for each condition that is different `now`, and matters."""
@@ -64,47 +59,33 @@ class ResumeConditions(_Saved, extra="ignore"):
 class Interval(_Saved):
     """Sums over the updates since the last report."""
 
-    loss: float = 0.0
-    """Smoothed loss, in nats."""
-    nll: float = 0.0
-    """Negative log-likelihood, in nats."""
-    norm: float = 0.0
-    """Sum of the finite gradient norms."""
+    loss: float = 0.0  # smoothed loss, in nats
+    nll: float = 0.0  # negative log-likelihood, in nats
+    norm: float = 0.0  # sum of the finite gradient norms
     updates: int = 0
     sums: LengthSums = LengthSums()
-    skipped: int = 0
-    """Updates whose gradient was not finite."""
+    skipped: int = 0  # updates whose gradient was not finite
     seconds: float = 0.0
 
 
 class TrainState(_Saved):
     """All that a training resumes from, apart from weights and moments; by default before the first update."""
 
-    update: int = 0
-    """The last finished update; updates count from 1."""
-    sums: LengthSums = LengthSums()
-    """Over all pairs trained on."""
-    padded: int = 0
-    """Positions of all shards, padding included."""
+    update: int = 0  # the last finished update; updates count from 1
+    sums: LengthSums = LengthSums()  # over all pairs trained on
+    padded: int = 0  # positions of all shards, padding included
     interval: Interval = Field(default_factory=Interval)
-    valid_loss: float = math.inf
-    """The last validation loss; infinite before the first validation."""
-    best_loss: float = math.inf
-    """The least loss of the validations that `validate_every` asks for."""
+    valid_loss: float = math.inf  # the last validation loss; infinite before the first validation
+    best_loss: float = math.inf  # the least loss of the validations that `validate_every` asks for
     validations_since_best: int = 0
-    last_finite: int = 0
-    """The last update whose gradient was finite."""
-    seconds: float = 0.0
-    """Training time over all attempts, including time lost to kills."""
+    last_finite: int = 0  # the last update whose gradient was finite
+    seconds: float = 0.0  # training time over all attempts, including time lost to kills
     device_seconds: dict[str, float] = {}
     """Training time multiplied by devices, by device model: a training may move to other devices."""
     resumes: int = 0
-    processes: int
-    """Processes of the training that saved the state."""
-    updates: int
-    """`training.updates` of the training that saved the state."""
-    validate_every: int
-    """As `updates`: both decide after which updates losses are recorded."""
+    processes: int  # processes of the training that saved the state
+    updates: int  # `training.updates` of the training that saved the state
+    validate_every: int  # as `updates`: both decide after which updates losses are recorded
     conditions: ResumeConditions
 
     def resumed(self, recorded: float, attempt: TrainState) -> TrainState:

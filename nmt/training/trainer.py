@@ -33,12 +33,9 @@ from nmt.training.state import ResumeConditions, TrainState
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-VALIDATION_POSITIONS = 2048
-"""Positions a side of a validation batch: enough to fill a matrix product on a CPU."""
-EXAMPLES = 6
-"""Validation pairs that are translated at every validation, for people to read."""
-SAMPLE_BATCH = 64
-"""Pairs of the validation sample that are translated at once."""
+VALIDATION_POSITIONS = 2048  # positions a side of a validation batch: enough to fill a matrix product on a CPU
+EXAMPLES = 6  # validation pairs that are translated at every validation, for people to read
+SAMPLE_BATCH = 64  # pairs of the validation sample that are translated at once
 OUT_OF_MEMORY = re.compile("DefaultCPUAllocator|CU(BLAS|DNN)_STATUS_ALLOC_FAILED|CUDA.*out of memory")
 COMPILED_OPERATIONS = 2e16
 """A training of at least so many operations is compiled. A GPU does fewer in about the time that compiling takes."""

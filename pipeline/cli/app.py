@@ -4,8 +4,6 @@ A parameter of a command is an option. Everything slow is imported inside the co
 completion are fast. Stages are run by `python -m pipeline STAGE`, not from here.
 """
 
-from __future__ import annotations
-
 import signal
 import sys
 from inspect import cleandoc
@@ -16,7 +14,7 @@ from typer.core import TyperGroup
 
 from nmt.common.processes import spare_imports
 from nmt.errors import printable
-from pipeline.cli import ablation, catalog, models, plan, runs, services
+from pipeline.cli import ablation, catalog, models, plan, runs
 from pipeline.config import wording
 
 ENDING = (signal.SIGTERM, signal.SIGHUP)
@@ -59,7 +57,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for topic in (models, plan, catalog, runs, ablation, services):
+for topic in (models, plan, catalog, runs, ablation):
     app.add_typer(topic.app)
 app.add_typer(catalog.catalog, name="catalog", rich_help_panel="Data")
 

@@ -1,7 +1,5 @@
 """What params.yaml may name: `wmt rows` lists the rows, `wmt catalog` the corpora, and adds one of your own."""
 
-from __future__ import annotations
-
 from collections import deque
 from itertools import chain
 from pathlib import Path

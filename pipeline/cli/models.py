@@ -1,7 +1,5 @@
 """The commands of `wmt` on models and their output: translate, parse, score, evalb, bleu, attention, export."""
 
-from __future__ import annotations
-
 import json as json_format
 import sys
 from dataclasses import asdict

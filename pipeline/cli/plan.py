@@ -1,7 +1,5 @@
 """`wmt plan`: the stages that would run, and the disk, memory, operations and time that they need."""
 
-from __future__ import annotations
-
 import atexit
 import gc
 import shutil

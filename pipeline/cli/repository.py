@@ -1,7 +1,5 @@
 """The repository of a command: that it is run in its root, which stage is at work there, whose results are there."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

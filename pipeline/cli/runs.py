@@ -1,4 +1,4 @@
-"""`wmt summary`, `publish`, `verify` and `compare` on finished runs; `wmt join` and `unlock` on one at work."""
+"""`wmt summary`, `publish`, `verify` and `compare` on finished runs; `join`, `unlock` on one at work; `ui`, `serve`."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ app = typer.Typer()
 
 HERE = "."  # names the results in this folder
 INTERVAL = 2.0  # seconds between two looks for the training to join
+SERVE = "Do what `wmt ui` does, with a worker that runs Prefect's deployments. A second Ctrl-C ends it at once."
 
 
 @app.command(rich_help_panel="Runs")
@@ -274,3 +275,21 @@ def _training_at(endpoint: str) -> Path | None:
         if path.read_text(encoding="utf-8") == endpoint and is_held(path.with_name("lock")):
             return path.parent
     return None
+
+
+@app.command("serve", rich_help_panel="Services", help=f"{SERVE}\n\n\b\nExample:\n  wmt serve")
+@app.command(rich_help_panel="Services")
+def ui(context: typer.Context) -> None:
+    """Start MLflow and Prefect's server on this machine's loopback, for one person. Ctrl-C ends both.
+
+    $MLFLOW_PORT and $PREFECT_PORT set other ports than 5000 and 4200. Both ask for one password, a new one at each
+    start; Prefect's commands in this environment read it from a file.
+
+    \b
+    Example:
+      wmt ui
+    """
+    check_folder()
+    from pipeline.flows import services
+
+    services.serve(worker=context.info_name == "serve")

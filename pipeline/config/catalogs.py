@@ -1,10 +1,8 @@
 """Corpora as data: the YAML files of data/catalog/, each complete or extending another."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
@@ -27,7 +25,7 @@ class PairEntry(Settings):
     subwords: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="after")
-    def _names_differ(self) -> PairEntry:
+    def _names_differ(self) -> Self:
         for what, texts in (("training corpora", self.train), ("test sets", self.test)):
             names = [text.name for text in texts]
             if twice := [name for name in names if names.count(name) > 1]:

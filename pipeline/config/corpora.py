@@ -1,10 +1,8 @@
 """What the user asks for, and the corpora of a run."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, WrapSerializer, model_validator
 
@@ -73,7 +71,7 @@ class MemberSettings(Settings):
     lines: Annotated[int, Field(ge=1)] | None = None  # the expected number; checked when no checksum is known
 
     @model_validator(mode="after")
-    def _in_archive_or_file(self) -> MemberSettings:
+    def _in_archive_or_file(self) -> Self:
         in_archive = self.archive is not None and self.member is not None and self.path is None
         local = self.path is not None and self.archive is None and self.member is None and self.md5 is None
         if not (in_archive or (local and (self.sha256 is not None or self.lines is not None))):
@@ -133,7 +131,7 @@ class DataSettings(Settings):
         return {"valid": self.valid, "test": first, **{f"test.{text.name}": text for text in others}}
 
     @model_validator(mode="after")
-    def _one_treebank(self) -> DataSettings:
+    def _one_treebank(self) -> Self:
         for role, text in self.texts if self.target == TREE else ():
             if text.source.place != text.target.place:
                 places = f"{text.source.place} as source and {text.target.place} as target"

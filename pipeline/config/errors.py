@@ -1,7 +1,5 @@
 """Sentences for users about settings that pydantic refuses, and YAML files that hold no mapping."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -13,8 +11,7 @@ from pydantic import BaseModel, ValidationError
 from nmt.common.files import read_yaml
 from nmt.errors import InputError, explain
 
-NAMED = 60
-"""The most valid names that a message lists."""
+NAMED = 60  # the most valid names that a message lists
 Model = TypeVar("Model", bound=BaseModel)
 
 

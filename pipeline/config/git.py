@@ -1,7 +1,5 @@
 """What git says of the repository: its commit, and what differs from it."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The stage graph of dvc.yaml."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple

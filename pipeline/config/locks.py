@@ -1,7 +1,5 @@
 """DVC's file of locks, which DVC empties before it writes it, and whose processes it knows by their numbers alone."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

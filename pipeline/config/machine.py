@@ -1,7 +1,5 @@
 """Facts about this machine: processor, memory, and the cores and GPUs that this process may use."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Paths of the pipeline's inputs and outputs, relative to the repository's root, and of its state; reads JSON."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os

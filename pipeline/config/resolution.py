@@ -3,14 +3,12 @@
 Order, later over earlier: base, the pair's differences, the catalog's, the row's, params.yaml's overrides.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import yaml
 from pydantic import ValidationError, model_validator
@@ -49,7 +47,7 @@ class Params(RunSettings):
         return params
 
     @model_validator(mode="after")
-    def _overrides_allowed(self) -> Params:
+    def _overrides_allowed(self) -> Self:
         training = (self.overrides or {}).get("training") or {}
         if self.overrides and self.overrides.get("subwords") and training.get("start_from"):
             remedy = "remove overrides.subwords, as with `dvc exp run -S '~overrides.subwords'`"

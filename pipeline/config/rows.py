@@ -1,7 +1,5 @@
 """Tables 2 to 4 of the paper as data: each row's differences from base, and the paper's results."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from functools import cache, reduce
 from pathlib import Path

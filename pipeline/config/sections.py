@@ -1,7 +1,5 @@
 """The sections of results/config.yaml, which `resolve` writes, as stages read them."""
 
-from __future__ import annotations
-
 import importlib.metadata
 from pathlib import Path
 from typing import Any, Literal, TypeVar

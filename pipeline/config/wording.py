@@ -1,7 +1,5 @@
 """Scores, times and ends of stages as text."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

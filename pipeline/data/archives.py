@@ -3,8 +3,6 @@
 Members are read as streams and written under our own names: no path, link or device of an archive reaches the disk.
 """
 
-from __future__ import annotations
-
 import gzip
 import io
 import lzma

@@ -1,7 +1,5 @@
 """Parallel work with an Executor: a pool of processes here, or a Dask cluster (`WMT_EXECUTOR`)."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import pickle

@@ -4,10 +4,7 @@ Partial files are resumed, and failures retried with growing pauses. Proxies com
 `https_proxy`, `no_proxy`).
 """
 
-from __future__ import annotations
-
 import hashlib
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -21,7 +18,7 @@ from rich import progress
 from rich.console import Console
 
 from nmt.common.files import size_of
-from nmt.errors import InputError, printable
+from nmt.errors import InputError, tell
 from pipeline.config.corpora import ArchiveSettings
 from pipeline.data.archives import is_archive
 
@@ -42,10 +39,6 @@ class TransientError(FetchError):
     """This address does not provide the file now; a later attempt may succeed."""
 
 
-def _report(message: str) -> None:
-    print(printable(f"download: {message}"), file=sys.stderr, flush=True)
-
-
 def fetch(url: str, part: Path, size: int | None, moved: Moved) -> None:
     """Complete the file `part` of `size` bytes, if known, after the bytes that it has.
 
@@ -61,7 +54,7 @@ def fetch(url: str, part: Path, size: int | None, moved: Moved) -> None:
             if failures >= ATTEMPTS:
                 raise TransientError(f"{error}, {failures} times in a row") from error
             pause = BACKOFF * 2 ** max(0, failures - 1)
-            _report(f"{url}: {error}; trying again in {pause:g} s")
+            tell(f"download: {url}: {error}; trying again in {pause:g} s")
             time.sleep(pause)
         except (httpx.InvalidURL, ValueError, ImportError) as error:  # A SOCKS proxy needs a package.
             raise FetchError(f"is not valid, or a proxy variable is not ({error})") from error
@@ -121,7 +114,7 @@ def _obtain_from(url: str, archive: ArchiveSettings, whole: Path, moved: Moved) 
             raise FetchError(problem)
         return path
     known = "size unknown" if archive.bytes is None else f"{archive.bytes:,} bytes"
-    _report(f"{archive.name}: {known} from {url}; licence: {archive.licence}; described at {archive.source}")
+    tell(f"download: {archive.name}: {known} from {url}; licence: {archive.licence}; described at {archive.source}")
     part = whole.with_name(f"{whole.name}.part")
     for _ in range(2):  # Bytes of several connections may not fit together, so a wrong file is fetched once more.
         fetch(url, part, archive.bytes, moved)
@@ -140,14 +133,14 @@ def _obtain(archive: ArchiveSettings, folder: Path, moved: Moved) -> Path:
     try:
         held = lock.acquire(blocking=False)
     except Timeout:
-        _report(f"{archive.name}: another run is fetching it; waiting")
+        tell(f"download: {archive.name}: another run is fetching it; waiting")
         held = lock.acquire(poll_interval=0.5)
     failures: list[FetchError] = []
     with held:
         if whole.exists():
             if (problem := _problem(archive, whole)) is None:
                 return whole
-            _report(f"{archive.name}: {whole} {problem}; fetching it again")
+            tell(f"download: {archive.name}: {whole} {problem}; fetching it again")
         for url in archive.urls:
             try:
                 return _obtain_from(url, archive, whole, moved)

@@ -1,7 +1,5 @@
 """The model that a training starts from, identified by its weights and compared with the run's settings."""
 
-from __future__ import annotations
-
 from pydantic import ValidationError
 
 from nmt.common.files import read_yaml, sha256_of

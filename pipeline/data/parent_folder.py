@@ -1,7 +1,5 @@
 """The folder of the model that a training starts from."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Parallel text in the files that users have: two plain or .sgm ones, a TSV, or a TMX; each may be packed."""
 
-from __future__ import annotations
-
 import bz2
 import lzma
 import zipfile
@@ -14,8 +12,7 @@ from typing import IO, Any, NamedTuple
 from nmt.errors import InputError
 from pipeline.data.archives import BROKEN, plain
 
-Files = tuple[Path, ...]
-"""A TSV or a TMX, or the plain files of both sides."""
+Files = tuple[Path, ...]  # a TSV or a TMX, or the plain files of both sides
 LONGEST = 1_000_000  # characters of a line; a longer one is a file without line breaks
 PACKED = (".bz2", ".gz", ".sgm", ".sgml", ".xml", ".xz", ".zip")
 _LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"

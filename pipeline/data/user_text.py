@@ -1,12 +1,9 @@
 """The user's own text files or treebanks as a corpus: checked, linked or made plain in data/local/, in a catalog."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
 import sqlite3
-import sys
 import tempfile
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,7 +16,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from nmt.common.files import output_file, sha256_of, write_text, writing
-from nmt.errors import InputError
+from nmt.errors import InputError, tell
 from nmt.parsing.trees import read_trees
 from nmt.schema import TREE
 from nmt.text.parallel_text import is_blank, parallel, read_lines
@@ -30,8 +27,7 @@ from pipeline.data import text_files
 from pipeline.data.text_files import Bad, Files, Pair
 from pipeline.data.warnings import HELD_OUT, Placed, warnings
 
-MADE = "made"
-"""The folder, inside a catalog's, of plain copies; all else there is a link."""
+MADE = "made"  # the folder, inside a catalog's, of plain copies; all else there is a link
 MOST_WORDS = 256  # of a side of a pair that is held out: training drops documents, and they are slow to decode
 NAMED = 3  # bad lines that a refusal names
 INSERT = "INSERT OR IGNORE INTO pairs VALUES (?)"
@@ -73,8 +69,7 @@ def add(
         raise InputError("give --valid and --test, or --holdout in place of one or both")
     if trees and any(changes):
         raise InputError("--holdout, --skip-bad and --dedup are for pairs of languages: divide the treebank")
-    with writing(folder) as temporary:
-        temporary.mkdir()
+    with writing(folder, folder=True) as temporary:
         try:
             placed = _place(temporary, texts, pair, changes, copy)
         except sqlite3.Error as error:
@@ -82,7 +77,7 @@ def add(
         if lacking:
             _hold_out(placed, temporary / MADE, pair, changes.holdout or 0, _held_out_before(folder, pair, lacking))
         for warning in () if trees else warnings(placed, sides(pair)):
-            _say(warning)
+            tell(f"catalog: {warning}")
         described = {role: [_described(name, both, temporary, folder) for both in placed[role]] for role in placed}
         content = {role: items if role == "train" or items[1:] else items[0] for role, items in described.items()}
     entry = {"description": description or f"{name}: local files, {pair}", "pairs": {pair: content}}
@@ -229,7 +224,7 @@ def _good(files: Files, languages: tuple[str, str], skip_bad: bool, seen: sqlite
     if named:
         raise InputError(f"{'; '.join(named)}: correct such lines, or leave them out with --skip-bad")
     for reason, count in counts.items():
-        _say(f"{count:,} left out, {reason}; the first: {first[reason]}")
+        tell(f"catalog: {count:,} left out, {reason}; the first: {first[reason]}")
 
 
 def _hold_out(placed: Placed, folder: Path, pair: str, count: int, kept: Mapping[str, tuple[str, Pair]]) -> None:
@@ -271,7 +266,7 @@ def _hold_out(placed: Placed, folder: Path, pair: str, count: int, kept: Mapping
         for path, new in zip(both, rest, strict=True):
             new.replace(path)
     held_out = f"{count:,} pairs held out for {'each of ' if len(best) > 1 else ''}{' and '.join(best)}"
-    _say(f"{held_out}, {total:,} left out that share a side with one")
+    tell(f"catalog: {held_out}, {total:,} left out that share a side with one")
 
 
 def _held_out_before(folder: Path, pair: str, roles: Iterable[str]) -> dict[str, tuple[str, Pair]]:
@@ -301,10 +296,6 @@ def _key(line: str) -> str:
 
 def _number(text: str) -> int:
     return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), signed=True)
-
-
-def _say(note: str) -> None:
-    print(f"catalog: {note}", file=sys.stderr)
 
 
 def with_checksums(data: DataSettings) -> DataSettings:

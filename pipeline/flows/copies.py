@@ -6,8 +6,6 @@ It is removed at the end, however the run ended: what can be resumed is in the s
 copy, and the next run removes it. Prefect is not imported.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shutil
@@ -32,10 +30,8 @@ from pipeline.config.resolution import Params, read_params
 from pipeline.config.rows import merge_sections
 
 DVC = (sys.executable, "-m", "dvc")
-WAIT = 30.0
-"""Seconds to wait for another process' lock of a copy: it may just remove what a killed one left."""
-GRACE = 90.0
-"""Seconds between SIGTERM and SIGKILL: more than a training stage gives its processes to save their state."""
+WAIT = 30.0  # seconds to wait for another process' lock of a copy: it may just remove what a killed one left
+GRACE = 90.0  # seconds between SIGTERM and SIGKILL: more than a training stage gives its processes to save their state
 PRINTED = Path(".dvc/tmp/printed")
 """File of a copy with what its command prints. The command's processes hold a lock on it until the last one ends."""
 

@@ -4,8 +4,6 @@ infra/prefect.yaml has their deployments. A run works in a copy of the repositor
 its stages there, and its results become a DVC experiment with the name of the run.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os
@@ -38,10 +36,8 @@ from pipeline.config.wording import summary
 from pipeline.flows import copies
 from pipeline.tracking import server
 
-ROOT = Path(__file__).resolve().parents[2]
-"""The repository whose copies the runs work in."""
-RETRY_DELAYS = [10.0, 60.0, 300.0]
-"""Seconds before each retry of a failed stage."""
+ROOT = Path(__file__).resolve().parents[2]  # the repository whose copies the runs work in
+RETRY_DELAYS = [10.0, 60.0, 300.0]  # seconds before each retry of a failed stage
 LEASE = 120.0
 """Seconds after which the slots of a killed run are free again: more than its processes get to save their state."""
 EXAMPLE = '{"training": {"updates": 200, "checkpoint_every": 10}}'

@@ -4,8 +4,6 @@ Prefect names a deployment `<flow>/<deployment>`. Here both names are equal, and
 enough.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path
@@ -15,8 +13,7 @@ from prefect.plugins import HookContext, SetupResult, register_hook
 from pipeline.flows import services
 
 NAMES = ("wmt", "wmt-en-de", "wmt-en-fr", "parse-en")
-FREE_TEXT = ("--tag", "--flow-run-name")
-"""Options whose value may be a short name and means no deployment."""
+FREE_TEXT = ("--tag", "--flow-run-name")  # options whose value may be a short name and means no deployment
 
 
 def long_names(arguments: list[str]) -> list[str]:

@@ -1,7 +1,5 @@
 """MLflow, Prefect's server and a worker on this machine's loopback interface, for one person: `wmt ui`, `wmt serve`."""
 
-from __future__ import annotations
-
 import json
 import os
 import secrets
@@ -26,18 +24,12 @@ from pipeline.config.paths import state_root
 from pipeline.flows import worker as flows_worker
 from pipeline.tracking.server import link, local_uri, uri
 
-ROOT = Path(__file__).resolve().parents[2]
-"""The repository."""
-USER = "wmt"
-"""The user's name for MLflow, and in Prefect's password."""
-STORE = "MLFLOW_TRACKING_"
-"""How the variables begin that name a store of MLflow's and the login there."""
-LOGIN = "prefect/login.json"
-"""File in the state root with the settings of Prefect's clients, while the server runs."""
-PATIENCE = 300.0
-"""Seconds that a server has to answer. Beside other programs a first start has taken more than 120."""
-GRACE = flows_worker.GRACE + 10
-"""Seconds between SIGTERM and SIGKILL: more than the worker gives its flows."""
+ROOT = Path(__file__).resolve().parents[2]  # the repository
+USER = "wmt"  # the user's name for MLflow, and in Prefect's password
+STORE = "MLFLOW_TRACKING_"  # how the variables begin that name a store of MLflow's and the login there
+LOGIN = "prefect/login.json"  # file in the state root with the settings of Prefect's clients, while the server runs
+PATIENCE = 300.0  # Seconds that a server has to answer. Beside other programs a first start has taken more than 120.
+GRACE = flows_worker.GRACE + 10  # seconds between SIGTERM and SIGKILL: more than the worker gives its flows
 ENVIRONMENT = {
     "DO_NOT_TRACK": "1",
     "MLFLOW_DISABLE_TELEMETRY": "true",

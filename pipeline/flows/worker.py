@@ -5,8 +5,6 @@ processes of its flows. Here, on SIGTERM or SIGINT, the worker is killed; its fl
 same happens when the worker dies. A second signal kills them too.
 """
 
-from __future__ import annotations
-
 import ctypes
 import signal
 import subprocess
@@ -16,8 +14,7 @@ import psutil
 
 from nmt.common.processes import start
 
-GRACE = 100.0
-"""Seconds: more than a flow gives DVC and its stages (pipeline/flows/copies.py)."""
+GRACE = 100.0  # seconds: more than a flow gives DVC and its stages (pipeline/flows/copies.py)
 
 
 def main() -> int:

@@ -1,7 +1,5 @@
 """The report's chapters on one run: its text, cost and certificate, what differs from the paper, how to repeat it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from shlex import quote

@@ -1,7 +1,5 @@
 """The page that compares two runs on the same test set."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The report's charts, what a training wrote, attention: views, with pictures or tables where no JavaScript is."""
 
-from __future__ import annotations
-
 import io
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The report's blocks on scores: the run beside the paper's row, and beside the systems of the paper's tables."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -46,8 +44,7 @@ def comparable(metrics: Mapping[str, Any]) -> bool:
     return tuple(metrics.get(f"{key}_references") for key in (f"valid_{task.key}", task.key)) == task.papers_sets
 
 
-PAPERS_TEXT = {"wmt14", "wmt16-t2t", "wsj"}
-"""The corpora that the paper trained on."""
+PAPERS_TEXT = {"wmt14", "wmt16-t2t", "wsj"}  # the corpora that the paper trained on
 
 
 def title(run: RunSettings) -> str:

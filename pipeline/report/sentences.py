@@ -1,7 +1,5 @@
 """The lines of the test set with their scores: all of them for the page, and by length and by frequency of words."""
 
-from __future__ import annotations
-
 import json
 from bisect import bisect_left
 from collections import Counter

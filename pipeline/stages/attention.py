@@ -1,7 +1,5 @@
 """Write the average model's attention for pairs of the validation set: arrays for the page, pictures for Markdown."""
 
-from __future__ import annotations
-
 import heapq
 from pathlib import Path
 
@@ -53,10 +51,8 @@ def run() -> None:
     settings = load_section("attention", AttentionSettings)
     source, target = (raw("valid", data.valid.name, language) for language in (data.source, data.target))
     model = LoadedModel(AVERAGE)
-    pairs = [
-        attention_maps.attention(model, *pair) for pair in choose_pairs(source, target, settings.sentences, data.source)
-    ]
-    with writing(ATTENTION) as temporary:
-        temporary.mkdir()
+    chosen = choose_pairs(source, target, settings.sentences, data.source)
+    pairs = [attention_maps.attention(model, *pair) for pair in chosen]
+    with writing(ATTENTION, folder=True) as temporary:
         attention_maps.write_files(pairs[0], temporary)
         attention_maps.write_quantized(pairs, temporary / "sentences.npz")

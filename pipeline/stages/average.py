@@ -5,8 +5,6 @@ early, by patience or by overrides that shorten it, may leave fewer. Then those 
 weights replace the average.
 """
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -5,9 +5,6 @@ The files have Arrow's IPC file format, for memory mapping: columns `src` and `t
 that fit no bin below, in the corpus's order; a bin without pairs has no file. `valid.arrow` holds every pair.
 """
 
-from __future__ import annotations
-
-import sys
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +19,7 @@ import pyarrow as pa
 
 from nmt import codec
 from nmt.common.files import sha256_of, write_json, writing
-from nmt.errors import InputError
+from nmt.errors import InputError, tell
 from nmt.ids import EOS, UNK
 from nmt.text.parallel_text import Block, read_lines, read_parallel_blocks
 from nmt.text.settings import BinningSettings
@@ -157,7 +154,7 @@ def check_unknown(share: float, sides: Sequence[Path]) -> None:
     problem = f"{share:.1%} of the training subwords are <unk>: the parent's lack {named}"
     if share > MOST_UNKNOWN:
         raise InputError(f"{problem}: start from a parent that has them, or remove training.start_from")
-    print(f"warning: {problem}", file=sys.stderr)
+    tell(f"warning: {problem}")
 
 
 def run() -> None:
@@ -165,8 +162,7 @@ def run() -> None:
     settings = load_section("binning", BinningSettings)
     check_versions("subword_nmt", "sentencepiece")
     sides = {role: (tokenized(role, data.source), tokenized(role, data.target)) for role in ("train", "valid")}
-    with writing(BINNED) as folder:
-        folder.mkdir()
+    with writing(BINNED, folder=True) as folder:
         with executor(sum(path.stat().st_size for path in sides["train"])) as pool:
             stats = binarize(sides, SUBWORDS, settings, folder, pool)
         check_unknown(stats["out_of_vocabulary"]["train"], sides["train"])

@@ -3,8 +3,6 @@
 The same settings, code and bytes give the same certificate, wherever and whenever it is made.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import platform

@@ -1,12 +1,9 @@
 """Translate the validation set with the last weights (Table 3) and the test sets with the average (Table 2)."""
 
-from __future__ import annotations
-
-import sys
-
 import torch
 
 from nmt.common.files import write_json, writing
+from nmt.errors import tell
 from nmt.inference.engine import Engine
 from nmt.inference.loading import LoadedModel
 from nmt.inference.settings import SearchSettings
@@ -27,8 +24,7 @@ def run() -> None:
     data = load_section("data", DataSettings)
     check_versions("sacremoses", "subword_nmt", "sentencepiece")
     search, kind = load_section("search", SearchSettings), load_section("training", TrainingSettings).arithmetic
-    with writing(TRANSLATIONS) as temporary:
-        temporary.mkdir()
+    with writing(TRANSLATIONS, folder=True) as temporary:
         tests = [text.name for text in data.test]
         for role, names, folder in (("valid", [data.valid.name], LAST), ("test", tests, AVERAGE)):
             model = LoadedModel(folder, torch.device("cpu") if kind == "portable" else None)
@@ -42,6 +38,6 @@ def run() -> None:
                     file.writelines(f"{text}\n" for text in translator.translate(read_lines(source)))
                 if translator.skipped:
                     count = f"{len(translator.skipped):,} too long lines have an empty output"
-                    print(f"warning: {source}: {count}; the first: {translator.skipped[0]}", file=sys.stderr)
+                    tell(f"warning: {source}: {count}; the first: {translator.skipped[0]}")
                 if translator.repairs:
                     write_json(out.with_name(f"{out.name}.repairs.json"), translator.repairs)

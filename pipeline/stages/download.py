@@ -3,8 +3,6 @@
 Archives are kept under the state root, complete and verified, or as partial files that the next run resumes.
 """
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 from collections import Counter
@@ -31,8 +29,7 @@ Stats = dict[str, Any]
 def run() -> None:
     data = load_section("data", DataSettings)
     archives = obtain(data.archives, state_root())
-    with writing(RAW) as folder:
-        folder.mkdir()
+    with writing(RAW, folder=True) as folder:
         write_json(folder / "stats.json", unpack(data, archives, folder))
 
 

@@ -3,8 +3,6 @@
 A training that starts from another model's weights has that model's subwords, and nothing is learned.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from concurrent.futures import Executor
 from pathlib import Path

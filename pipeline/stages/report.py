@@ -1,7 +1,5 @@
 """Write the report: the run beside the paper's row and the literature, its cost, and every difference explained."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -91,8 +89,7 @@ def run(provenance: Callable[[], Mapping[str, str]] = dict) -> None:
     )
     content = blocks(lines, provenance())
     sentences.write(chain(lines, *others), paths.SENTENCES)
-    with writing(paths.FIGURES) as temporary:
-        temporary.mkdir()
+    with writing(paths.FIGURES, folder=True) as temporary:
         for block in page.static_blocks(content):
             if isinstance(block, Figure):
                 (temporary / f"{block.name}.svg").write_bytes(block.svg)

@@ -1,7 +1,5 @@
 """Merge params.yaml, the row, the catalog and the defaults into one checked configuration."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Score the translations: the validation set by the last weights (Table 3), the test sets by the average (Table 2)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

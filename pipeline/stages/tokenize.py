@@ -6,8 +6,6 @@ training pair, too (equal after tokenisation), are counted by corpus and in sum.
 never filtered; the test set stays raw.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,18 +27,13 @@ from pipeline.config.sections import check_versions, load_section
 from pipeline.data.blocks import executor, map_in_order
 
 PAIRS = 8192  # per task of a worker
-
+KINDS = ("source", "target", "pair")  # what of a line may be in the training text, too
 
 Prepared = tuple[bytes, bytes, Counter[str], set[bytes]]
 """A block of pairs, tokenised and filtered, as the text of both files; the counts pairs (before filtering), kept,
 source_tokens, target_tokens and dropped_<reason>; the digests that the validation or the test set has, too."""
 Work = Callable[[tuple[Block, Block]], Prepared]
-
-
 _tokenizers = lru_cache(maxsize=4)(tokenizers)  # one object of each per process, because they cache words
-
-
-KINDS = ("source", "target", "pair")  # what of a line may be in the training text, too
 
 
 def _digests(source: str, target: str) -> list[bytes]:
@@ -174,8 +167,7 @@ def run() -> None:
     preparation = load_section("preparation", PreparationSettings)
     check_versions("sacremoses")
     check_moses(data, preparation.tokenizer)
-    with writing(TOKENIZED) as folder:
-        folder.mkdir()
+    with writing(TOKENIZED, folder=True) as folder:
         with executor(sum(path.stat().st_size for path in RAW.iterdir())) as pool:
             stats = tokenize(data, preparation, folder, pool)
         write_json(folder / "stats.json", stats)

@@ -3,8 +3,6 @@
 Its state is in a folder outside DVC's outputs, which DVC deletes before a run: pipeline/trainings.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path

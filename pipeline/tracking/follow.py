@@ -15,12 +15,9 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Run
 
-INTERVAL = 5.0
-"""Seconds between two looks at the history."""
-RETRY = 30.0
-"""Seconds between two attempts to reach a server that is away."""
-BATCH = 1000
-"""Points that MLflow takes at once."""
+INTERVAL = 5.0  # seconds between two looks at the history
+RETRY = 30.0  # seconds between two attempts to reach a server that is away
+BATCH = 1000  # points that MLflow takes at once
 KINDS = ("loss", "valid_loss", sample.CHRF)
 """A key of each kind of record: of an interval, a validation, a validation sample."""
 

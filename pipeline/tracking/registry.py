@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
 EXAMPLE = ["The old man sees the dog."]
 BEST = "best"
-WEIGHTS_TAG = "sha256"
-"""Tag of a version: the hash of its weights."""
+WEIGHTS_TAG = "sha256"  # tag of a version: the hash of its weights
 NEEDED = ("torch", "numpy", "pydantic", "PyYAML", "safetensors", "sacremoses", "subword-nmt", "sentencepiece", "mlflow")
 """Libraries that a served model imports."""
 

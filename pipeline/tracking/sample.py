@@ -1,13 +1,10 @@
 """BLEU and chrF of what a training wrote for a sample of the validation set, after every validation."""
 
-from __future__ import annotations
-
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
-from nmt.errors import InputError
+from nmt.errors import InputError, tell
 from nmt.task import TRANSLATION, task_of
 from nmt.text.settings import PreparationSettings
 from pipeline.config.corpora import DataSettings
@@ -21,7 +18,7 @@ BLEU, CHRF = "valid_bleu_greedy", "valid_chrf_greedy"
 @cache
 def report(problem: str) -> None:
     """Print why there are no scores, once."""
-    print(f"tracking: no BLEU of the validation sample: {problem}", file=sys.stderr, flush=True)
+    tell(f"tracking: no BLEU of the validation sample: {problem}")
 
 
 def scored(records: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, float]]:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from filelock import FileLock
 
 from nmt.common.files import read_yaml, sha256_of
-from nmt.errors import InputError
+from nmt.errors import InputError, tell
 from nmt.task import task_of
 from pipeline.config import resolution
 from pipeline.config.errors import nearest
@@ -36,8 +36,7 @@ if TYPE_CHECKING:
     from starlette.responses import HTMLResponse
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-PATIENCE = 30.0
-"""Seconds that a stage waits for MLflow in its end."""
+PATIENCE = 30.0  # seconds that a stage waits for MLflow in its end
 SETTINGS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
@@ -143,7 +142,7 @@ def beside(stage: str, work: Callable[[Callable[[str], None]], object]) -> Itera
             # A queued experiment is trained in a copy of the repository.
             copied = Path(os.environ.get("DVC_ROOT", ".")).resolve() != Path.cwd()
             first = f"`dvc exp apply {os.environ.get('DVC_EXP_NAME')}`, then " if copied else ""
-            print(f"{stage}: tracking: {what}; {first}`wmt publish` completes the run", file=sys.stderr, flush=True)
+            tell(f"{stage}: tracking: {what}; {first}`wmt publish` completes the run")
         warned = True
 
     def run() -> None:

@@ -4,8 +4,6 @@ MLflow runs it where a model is loaded (`mlflow models serve`, `mlflow.pyfunc.lo
 was registered with it; the rest of this repository need not be there. No weight and no object is pickled.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -20,8 +18,7 @@ from nmt.inference.options import LONGEST
 from nmt.inference.quantization import quantize
 from nmt.inference.translator import Translator
 
-BEAM = 32
-"""The widest beam of a request, unless the model's own is wider: memory grows with it."""
+BEAM = 32  # the widest beam of a request, unless the model's own is wider: memory grows with it
 
 
 class Translation(PythonModel):

@@ -16,12 +16,9 @@ if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Run
 
-KEY = "wmt"
-"""Name of the shared view."""
-CHARTS = "&compareRunsMode=CHART"
-"""The end of an address that shows charts in place of the table."""
-DIFFERING = 8
-"""Columns of settings that differ between runs, at most."""
+KEY = "wmt"  # name of the shared view
+CHARTS = "&compareRunsMode=CHART"  # the end of an address that shows charts in place of the table
+DIFFERING = 8  # columns of settings that differ between runs, at most
 
 
 def show(client: MlflowClient, pair: str) -> str:

@@ -1,7 +1,5 @@
 """What a training needs: the size of its corpus, disk, memory, operations, and the speed of real updates here."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The folder of a training: held by one process at a time, with the job for torchrun's processes, and how they end."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import json
@@ -136,21 +134,17 @@ def outcome(folder: Path, status: int) -> Exception:
     if (folder / "failed.json").exists():
         error = read_json(folder / "failed.json")["error"]
         return ChildProcessError(f"a training process failed: {error}; its output is above")
+    why = "a training process was lost"  # Disconnected from the other nodes.
     if (folder / "interrupted").exists():
-        return Interrupted("a training process was asked to stop")
-    return unrecorded(folder, status)
-
-
-def unrecorded(folder: Path, status: int) -> Exception:
-    """Return why a training ended that left no file with the reason, from torchrun's exit status."""
-    if status == UNRECORDED:
+        why = "a training process was asked to stop"
+    elif status == UNRECORDED:
         message = "a training process failed and could not write why, as on a full disk; see above"
         return OSError(errno.ENOSPC, message, str(folder))
-    if status in (2, UNUSABLE):  # 2: torchrun refused its arguments.
+    elif status in (2, UNUSABLE):  # 2: torchrun refused its arguments.
         return ChildProcessError("the training cannot start; its output is above")
-    if (number := -status if status < 0 else status - 128) in (signal.SIGTERM, signal.SIGINT):
-        return Interrupted("torchrun was asked to stop")
-    if number > 0:
-        why = ", probably because memory ran out" if number == signal.SIGKILL else ""
-        return Interrupted(f"a training process was killed by signal {number}{why}")
-    return Interrupted("a training process was lost")  # Disconnected from the other nodes.
+    elif (number := -status if status < 0 else status - 128) in (signal.SIGTERM, signal.SIGINT):
+        why = "torchrun was asked to stop"
+    elif number > 0:
+        memory = ", probably because memory ran out" if number == signal.SIGKILL else ""
+        why = f"a training process was killed by signal {number}{memory}"
+    return Interrupted(why)

@@ -5,8 +5,6 @@ Settings that leave those of a given update as they are do not count. The number
 finished training can be extended.
 """
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import json
@@ -27,8 +25,6 @@ NOT_IN_FINGERPRINT = (
     *("updates", "resume_minutes", "validate_every", "validation_sample", "patience", "verify_every", "keep_states"),
 )
 """Training settings that change neither the weights after a given update nor which checkpoints are kept until it."""
-
-
 START_MODULE = Path("pipeline/trainings/start.py")
 PORTABLE = Path("nmt/portable.py")
 OTHERS = ("common/cpu.py", "common/files.py", "common/processes.py", "errors.py", "hardware.py")

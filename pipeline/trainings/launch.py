@@ -3,8 +3,6 @@
 `python -m pipeline.trainings.launch` is torchrun with exit statuses that tell how the training ended.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import signal

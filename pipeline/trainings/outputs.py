@@ -1,7 +1,5 @@
 """What a finished training hands on: checkpoints, summary, tables, translated examples, chain of hashes."""
 
-from __future__ import annotations
-
 import csv
 import json
 from collections.abc import Mapping, Sequence
@@ -26,8 +24,7 @@ VALIDATION_COLUMNS = ("update", "valid_loss", "valid_ppl", "seconds")  # columns
 
 def write_outputs(folder: Path, root: Path) -> None:
     """Write the outputs of the stage `train` into the repository in `root`, from a finished training's folder."""
-    with writing(root / paths.CHECKPOINTS) as temporary:
-        temporary.mkdir()
+    with writing(root / paths.CHECKPOINTS, folder=True) as temporary:
         for path in checkpoint.checkpoints(folder / "checkpoints"):
             link_or_copy(path, temporary / path.name)
         last = checkpoint.states(folder)[-1]

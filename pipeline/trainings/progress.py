@@ -1,7 +1,5 @@
 """Show the progress of training: live on a terminal, a line per minute in a log."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Mapping
@@ -12,8 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column
 
 LOG_SECONDS = 60.0  # between two lines of a log
-VALUES_WIDTH = 120
-"""Characters of a line beside the bar."""
+VALUES_WIDTH = 120  # characters of a line beside the bar
 
 
 class TrainingProgress(Progress):

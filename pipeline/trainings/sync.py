@@ -6,13 +6,10 @@ written last: `newest.json`, with the update of the state and the names of the f
 training the same: each would delete the other's states.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
 import re
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,7 +18,7 @@ import fsspec
 from fsspec.implementations.dirfs import DirFileSystem
 
 from nmt.common.files import link_or_copy, read_yaml, scratch_folder
-from nmt.errors import InputError
+from nmt.errors import InputError, tell
 from nmt.training import checkpoint
 from nmt.training.history import CHAIN, HISTORY
 from nmt.training.loop import newest_whole
@@ -151,7 +148,9 @@ def _uploading(store: StateStore, folder: Path) -> Iterator[None]:
                     uploaded, failing = store.push(folder), False
                 except Exception as error:
                     if not failing:
-                        _warn(f"the store fails ({_cause(error)}); training goes on, and uploading is tried again")
+                        tell(
+                            f"train: the store fails ({_cause(error)}); training goes on, and uploading is tried again"
+                        )
                     failing = True
 
     thread = threading.Thread(target=upload, name="upload of states", daemon=True)
@@ -162,13 +161,11 @@ def _uploading(store: StateStore, folder: Path) -> Iterator[None]:
         ended.set()
         thread.join(LAST_UPLOAD)
         if uploaded != checkpoint.last_saved_update(folder):
-            _warn("the last state is on this machine only: `dvc repro --force --single-item train` here uploads it")
+            tell(
+                "train: the last state is on this machine only: `dvc repro --force --single-item train` here uploads it"
+            )
 
 
 def _cause(error: Exception) -> str:
     """Return the kind of an error, with the text if the system or fsspec wrote it: boto's may hold credentials."""
     return f"{type(error).__name__}: {error}" if isinstance(error, OSError | ImportError) else type(error).__name__
-
-
-def _warn(text: str) -> None:
-    print(f"train: {text}", file=sys.stderr, flush=True)

@@ -1,7 +1,5 @@
 """A run's certificate, what the check of a step found, and the checks that need no stage: its seal and the code."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -23,8 +21,7 @@ Status = Literal["recomputed", "equal", "noted", "differs", "inconclusive"]
 """recomputed: made again, same bytes; equal: same hash; noted: other code, perhaps the same bits; differs: changed;
 inconclusive: nothing to compare with."""
 HELP = "run `dvc repro` to make it, or name a certificate with --certificate"
-DOCUMENTS = (":!*/README.md", ":!*.ipynb")
-"""As git leaves them out. Jupyter changes the tour when it is opened."""
+DOCUMENTS = (":!*/README.md", ":!*.ipynb")  # As git leaves them out. Jupyter changes the tour when it is opened.
 
 
 @dataclass(frozen=True)
@@ -66,8 +63,7 @@ class Certificate(BaseModel, extra="forbid"):
     settings: dict[str, dict[str, Any]]
     versions: dict[str, str]
     training: ChainOfRun
-    measured: dict[str, Any]
-    """The content of results/training.json: its times cannot be measured again."""
+    measured: dict[str, Any]  # the content of results/training.json: its times cannot be measured again
     files: dict[str, str]
     seal: str
 

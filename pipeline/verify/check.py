@@ -1,7 +1,5 @@
 """Run the stages of a certified run again, in a folder that holds certified files alone; compare every step."""
 
-from __future__ import annotations
-
 import importlib
 import math
 import os
@@ -33,7 +31,6 @@ from pipeline.verify import certificate as certificates
 from pipeline.verify.certificate import Certificate, Finding, difference
 from pipeline.verify.replay import Training
 
-HERE = Path()
 STATED = (
     *("updates", "params", "vocabulary", "precision", "valid_loss", "valid_ppl"),
     *("pairs", "source_tokens", "target_tokens", "padding", "flops_counted"),
@@ -69,7 +66,7 @@ class Remake:
             elif path not in outs and path != paths.PARAMS and not path.name.startswith("."):
                 (self.folder / path).symlink_to(path.resolve())
 
-    def hashes(self, name: str, root: Path = HERE) -> dict[str, Any]:
+    def hashes(self, name: str, root: Path = Path()) -> dict[str, Any]:
         """Return what a stage made in the repository `root`: hashes by path; of `resolve` the settings by key."""
         if name != "resolve":
             return certify.hashes(self.stages[name].outs, root)
@@ -187,7 +184,7 @@ def chained(certificate: Certificate, folder: Path) -> Finding:
         problem = f"of another corpus: {other}"
     elif other := difference(dict(flat(job)), dict(flat(training.job))):
         problem = f"of other settings: {other}"
-    elif other := early(certificate, settings, HERE):
+    elif other := early(certificate, settings, Path()):
         problem = other
     else:
         return Finding("chain", "recomputed", f"{len(links):,} links, the last at update {links[-1].update:,}")

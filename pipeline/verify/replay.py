@@ -1,7 +1,5 @@
 """Train parts of a training again, from the states that it kept, and compare the result to the bit."""
 
-from __future__ import annotations
-
 import math
 import random
 import re
@@ -28,8 +26,7 @@ from pipeline.trainings.outputs import write_outputs
 from pipeline.trainings.start import copy_parent
 from pipeline.verify.certificate import ChainOfRun, Finding
 
-Interval = tuple[int, int]
-"""(start, end): the updates start + 1 to end. Both have a link, but for a start of 0."""
+Interval = tuple[int, int]  # (start, end): the updates start + 1 to end. Both have a link, but for a start of 0.
 
 
 class Training:

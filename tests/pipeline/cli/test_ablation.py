@@ -14,10 +14,9 @@ from command_line import printed, refused, wmt
 from refusals import check_refusal
 
 from pipeline.cli import ablation
-from pipeline.cli.ablation import Plan
+from pipeline.cli.ablation import Interval, Plan, markdown
 from pipeline.config import catalogs, machine, resolution, rows
 from pipeline.flows import copies
-from pipeline.report.ablation import Interval, markdown
 
 PLAN = Plan("en-de", "sample", 4, 2, {"training": {"updates": 10}, "subwords": {"merges": 400}}, repository="a")
 NAMES = {PLAN.name(row, 1): (row, 1) for row in ("base", "A-h1", "A-h4", "A-h16")}
