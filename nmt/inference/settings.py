@@ -1,7 +1,7 @@
 """Settings of the search."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -21,10 +21,10 @@ class SearchSettings(Settings):
     """exact: the search ends when no unfinished hypothesis can be among the `nbest` best. tensor2tensor: when none can
     beat the worst finished one, however few are finished."""
 
-    def changed(self, changes: Mapping[str, Any]) -> Self:
+    def changed(self, changes: Mapping[str, Any]) -> "SearchSettings":
         """Return these settings with some values changed; raise InputError for a wrong one."""
         with explained("the search's ", ": change it"):
-            return self.model_validate({**self.model_dump(), **changes})
+            return SearchSettings.model_validate({**self.model_dump(), **changes})
 
     def check_nbest(self, nbest: int) -> None:
         """Raise InputError if a beam search cannot give `nbest` translations of a sentence."""

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -67,7 +67,7 @@ class SubwordSettings(Settings):
     """The vocabulary is padded to a multiple of this with rows that no text uses."""
 
     @model_validator(mode="after")
-    def _one_size(self) -> Self:
+    def _one_size(self) -> "SubwordSettings":
         if (self.merges is None) == (self.vocabulary is None):
             raise ValueError("give either merges or vocabulary, and leave the other null")
         if self.kind == "wordpieces" and self.vocabulary is None:

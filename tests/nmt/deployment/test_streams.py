@@ -84,6 +84,15 @@ def test_at_a_terminal_it_answers_line_by_line_until_ctrl_d_or_ctrl_c(
     assert (errors + capsys.readouterr().err).count("\n") == 1, "no traceback"
 
 
+def test_beside_a_progress_bar_all_lines_go_where_standard_output_goes(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = write_lines(tmp_path / "in", [f"line {number}" for number in range(9)])
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert wmt("translate", model, "--input", text, "--window", "2") == 0
+    assert capsys.readouterr().out.count("\n") == 9
+
+
 def test_json_and_nbest_lists(model: Path, tmp_path: Path) -> None:
     lines = run(model, tmp_path, "--json", "--nbest", "3")
     assert run(model, tmp_path, "--json", "--nbest", "3", "--quantization", "int8") != lines

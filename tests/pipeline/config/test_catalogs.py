@@ -238,7 +238,7 @@ def test_files_of_ones_own_are_not_deleted_by_force(texts: list[str]) -> None:
     users_file.parent.mkdir(parents=True)
     users_file.write_bytes(Path("elsewhere/train.en").read_bytes())
     given = [word.replace("elsewhere/train.en", str(users_file)) for word in texts]
-    said = "data/local/mine/train.en is a file, not a link to one, and --force would delete it: move it elsewhere"
+    said = "data/local/mine/train.en is your file, or was edited, and --force would delete it: move it elsewhere"
     assert said in refused("catalog", *given, "--force")
     assert users_file.read_bytes() == Path("elsewhere/train.en").read_bytes()
     assert not users_file.is_symlink()
@@ -358,16 +358,19 @@ def test_texts_are_two_files_a_tsv_or_a_tmx_packed_or_not() -> None:
     Path("b.tsv.xz").write_bytes(lzma.compress("dům\thouse\r\n".encode()))
     Path("d.TSV.BZ2").write_bytes(bz2.compress(b"pes\tdog\n"))
     Path("c.tmx").write_text(TMX)
+    for language, text in (("cs", "kočka"), ("en", "cat")):
+        Path(f"e.{language}.sgm").write_text(f"<srcset>\n<seg id=1> {text}\n</seg></srcset>\n")
     arguments = ["--train=a.cs.gz", "a.en.zip", "--train", "b.tsv.xz", "--train=d.TSV.BZ2", "--train", "c.tmx"]
+    arguments += ["--train", "e.cs.sgm", "e.en.sgm"]
     assert "c.tmx, unit 3, has no cs: correct such lines, or leave them out with --skip" in refused(*add(*arguments))
     told = warned(*add(*arguments, "--skip-bad"))
     assert "catalog: 1 left out, one-sided; the first: c.tmx, unit 3, has no cs" in told
     assert "catalog: 1 left out, entity; the first: c.tmx, unit 2, has the entity &a;, which is not expanded" in told
-    given = [("jedna", "one"), ("dům", "house"), ("pes", "dog"), ("dva & tři nohy", "two legs")]
+    given = [("jedna", "one"), ("dům", "house"), ("pes", "dog"), ("dva & tři nohy", "two legs"), ("kočka", "cat")]
     assert written("train") == given
     assert written("test") == [("na shledanou", "goodbye")]
     names = [text.name for text in catalogs.load("mine").pairs["cs-en"].train]
-    assert names == [f"mine-train-{n}" for n in (1, 2, 3, 4)]
+    assert names == [f"mine-train-{n}" for n in (1, 2, 3, 4, 5)]
 
 
 def test_plain_files_with_line_ends_of_windows_are_copied_without() -> None:
@@ -439,6 +442,9 @@ def test_held_out_pairs_are_in_no_training_and_stay() -> None:
     for side in (0, 1):
         held = {pair[side] for role in ("valid", "test") for pair in first[role]}
         assert held.isdisjoint(pair[side] for pair in first["train"])
+    (made := Path("data/local/mine/made/test.en")).write_text((text := made.read_text()).replace("e", "E"))
+    assert f"{made} is your file, or was edited" in refused(*add(*arguments, "20", "--force", held_out=""))
+    made.write_text(text)
     sources = [{source for source, _ in pairs} for pairs in first.values()]
     assert sources[1].isdisjoint(sources[2])
 

@@ -141,6 +141,7 @@ TOKENS, SYMBOLS = (over("preparation", tokenizer={"tokenizer": name}) for name i
         (over("training", seed=3), "training.seed is set once, by `seed` at the top of params.yaml"),
         (over("subwords", merges=5, vocabulary=5), "give either merges or vocabulary"),
         (FRENCH | over("subwords", merges=5), "params.yaml, overrides: subwords: word pieces are sized by vocabulary"),
+        ({"row": "D-pdrop0.0"} | over("training", r_drop=5.0), "training.r_drop needs dropout"),
         (over("averaging", last=9), "averaging.last is 9, but training.keep_checkpoints keeps only 5"),
         # Checkpoints after 93,000, 94,500, 96,000, 97,500 and 99,000 updates.
         (over("averaging", best=4), "leave 3 with a validation (every 1,000: training.validate_every): raise"),

@@ -10,6 +10,7 @@ from unittest.mock import Mock
 
 import psutil
 import pytest
+import torch
 import yaml
 from agents import family, is_over, listening, wait_for
 from clones import ROOT
@@ -202,6 +203,9 @@ def test_a_model_larger_than_the_memory_is_refused_before_torchrun_starts(
         (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
         return launch.torchrun(tmp_path, lambda: None)
 
+    if gpus:
+        check_refusal("torch .* cannot use this machine's GPUs", train, 8_000)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert train(8_000) == 0
     check_refusal(r"take 98\.\d GiB, but the device has (64\.0|79\.6) GiB: lower model\.", train, 1_000_000)
 
