@@ -12,8 +12,5 @@ def processor() -> str:
 
 def cpuinfo(key: str) -> str:
     """Return the first value of a key of /proc/cpuinfo, empty without one."""
-    if CPUINFO.exists():
-        for line in CPUINFO.read_text(encoding="utf-8", errors="replace").split("\n"):
-            if line.startswith(key):
-                return line.split(":", 1)[1].strip()
-    return ""
+    lines = CPUINFO.read_text(encoding="utf-8", errors="replace").split("\n") if CPUINFO.exists() else ()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith(key)), "")

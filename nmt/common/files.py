@@ -52,10 +52,8 @@ def _remove(path: Path) -> None:
 def _is_running(process: int) -> bool:
     try:
         os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass  # It belongs to another user.
+    except OSError as error:
+        return error.errno == errno.EPERM  # It belongs to another user.
     return True
 
 

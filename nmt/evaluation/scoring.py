@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
-from nmt.bootstrap import Comparison
+from nmt.bootstrap import Comparison, compare
 from nmt.evaluation import bleu
 from nmt.evaluation.bleu import Lines
 from nmt.parsing import evalb
@@ -125,18 +125,19 @@ class TreeScorer:
         }
 
     def compare(self, baseline: Lines, system: Lines, references: Lines) -> Comparison:
-        return evalb.compare_systems(baseline, system, references)
+        of_baseline, of_system = (evalb.statistics(_trees(lines, references)) for lines in (baseline, system))
+        return compare(of_baseline, of_system, evalb.f1_of)
 
     def of_lines(self, outputs: Lines, references: Lines) -> Sequence[float | None]:
-        trees = evalb.score_lines(references, outputs, gold_tags=True).sentences
-        return [
-            200 * sentence.matched / (sentence.gold + sentence.parsed) if sentence.gold + sentence.parsed else None
-            for sentence in trees
-        ]
+        return [evalb.f1_of(sums) if sums[1] else None for sums in evalb.statistics(_trees(outputs, references))]
 
     def by_length(self, sources: Lines, outputs: Lines, references: Lines) -> dict[str, tuple[int, float]]:
-        trees = evalb.score_lines(references, outputs, gold_tags=True).sentences
-        return {name: (total.sentences, total.f1) for name, total in evalb.by_length(trees).items()}
+        groups = evalb.by_length(_trees(outputs, references))
+        return {name: (total.sentences, total.f1) for name, total in groups.items()}
+
+
+def _trees(outputs: Lines, references: Lines) -> list[evalb.Sentence]:
+    return evalb.score_lines(references, outputs, gold_tags=True).sentences
 
 
 def scorer_of(target: str, tokenize: str | None = None) -> TranslationScorer | TreeScorer:

@@ -69,8 +69,7 @@ def load_description(folder: Path) -> ModelDescription:
 
 def load(folder: str | Path) -> Transformer:
     """Return a folder's Transformer, in float32, on the CPU, in evaluation mode; raise InputError for a damaged one."""
-    folder = Path(folder)
-    return load_model(folder, load_description(folder))
+    return load_model(Path(folder), load_description(Path(folder)))
 
 
 def load_model(folder: Path, description: ModelDescription) -> Transformer:

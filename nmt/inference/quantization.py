@@ -41,12 +41,8 @@ class Int8Linear(nn.Module):
         # oneDNN is fast for unsigned x alone, so zero is moved; torch casts to int8 seven times as fast as to uint8.
         zero = self.levels + 1
         unsigned = scaled.to(torch.int8).view(torch.uint8).add_(zero)
-        product: Tensor = torch.ops.onednn.qlinear_pointwise(
-            *(unsigned, 1.0, zero),
-            *(self._packed, self.scales, self._zeros, None),
-            *(1.0, 0, torch.float32),
-            *("none", [], ""),
-        )
+        inputs, weights = (unsigned, 1.0, zero), (self._packed, self.scales, self._zeros, None)
+        product: Tensor = torch.ops.onednn.qlinear_pointwise(*inputs, *weights, 1.0, 0, torch.float32, "none", [], "")
         y = product.mul_(steps) if self.bias is None else torch.addcmul(self.bias, product, steps, out=product)
         return y.relu_() if relu else y
 

@@ -162,15 +162,6 @@ def f1_of(sums: NDArray[np.int64]) -> float:
     return 200.0 * int(sums[0]) / max(int(sums[1]), 1)
 
 
-def compare_systems(baseline: Sequence[str], system: Sequence[str], gold: Sequence[str]) -> bootstrap.Comparison:
-    """Compare the F1 (gold tags) of `system` with that of `baseline` by paired bootstrap resampling of the sentences.
-
-    Arguments are trees, one a line. Raises InputError as `score_lines` does.
-    """
-    first, second = (statistics(score_lines(gold, lines, gold_tags=True).sentences) for lines in (baseline, system))
-    return bootstrap.compare(first, second, f1_of)
-
-
 def by_length(sentences: Iterable[Sentence], tagging: bool = True) -> dict[str, Totals]:
     """Return totals by length, of 1 to 10 words, 11 to 20 and so on, as LENGTHS says; empty groups are left out."""
     groups: dict[str, list[Sentence]] = {}

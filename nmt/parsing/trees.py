@@ -51,12 +51,10 @@ class Tree:
         return [node.word for node, _ in self.walk() if node.word is not None]
 
     def __str__(self) -> str:
-        parts: list[str] = []
-        for node, closing in self.walk():
-            if closing:
-                parts.append(")")
-            else:
-                parts.append(f" ({node.label}" + (f" {node.word})" if node.word is not None else ""))
+        parts = (
+            ")" if closing else f" ({node.label}" + (f" {node.word})" if node.word is not None else "")
+            for node, closing in self.walk()
+        )
         return "".join(parts).lstrip()
 
 
@@ -159,11 +157,8 @@ def normalise(tree: Tree, removed: Counter[str]) -> Tree | None:
 
 def linearise(tree: Tree, scheme: Linearisation) -> list[str]:
     """Return the symbols of a normalised tree, without its words."""
-    opening, end = ("(", ")") if scheme == "vinyals" else ("", "/")
-    symbols = []
-    for node, closing in tree.walk():
-        if node.word is not None:
-            symbols.append(TAG if scheme == "vinyals" else node.label)
-        else:
-            symbols.append((end if closing else opening) + node.label)
-    return symbols
+    opening, end, tag = ("(", ")", TAG) if scheme == "vinyals" else ("", "/", None)
+    return [
+        (tag or node.label) if node.word is not None else (end if closing else opening) + node.label
+        for node, closing in tree.walk()
+    ]

@@ -121,21 +121,10 @@ class Merges:
         self._parts = {first + second: (first, second) for first, second in self._ranks}
 
     def split(self, word: str) -> list[str]:
-        """Return the pieces of a word, all but the last marked with `INSIDE`."""
-        pieces = self._symbols(word)
-        pieces[-1] = pieces[-1].removesuffix(_END)
-        return [piece + INSIDE for piece in pieces[:-1]] + pieces[-1:]
+        """Return the pieces of a word, all but the last marked with `INSIDE`.
 
-    def split_unknown(self, pieces: Iterable[str], known: Mapping[str, int]) -> list[str]:
-        """Undo merges of the pieces of a word that are not `known`, down to single characters."""
-        from subword_nmt import apply_bpe
-
-        plain = tuple(piece.removesuffix(INSIDE) for piece in pieces)
-        parts = list(apply_bpe.check_vocab_and_split(plain, self._parts, known, INSIDE))
-        return [part + INSIDE for part in parts[:-1]] + parts[-1:]
-
-    def _symbols(self, word: str) -> list[str]:
-        """Merge all occurrences of the pair of the lowest rank, from the left, until no pair has a rank."""
+        All occurrences of the pair of the lowest rank are merged, from the left, until no pair has a rank.
+        """
         symbols, merged, ranks = [*word[:-1], word[-1] + _END], list[str](), self._ranks
         for at in range(0, len(symbols), _PART):
             part = tuple(symbols[at : at + _PART])
@@ -145,4 +134,12 @@ class Merges:
                     break
                 part = _merged(part, *best, best[0] + best[1])
             merged += part
-        return merged
+        return [*(piece + INSIDE for piece in merged[:-1]), merged[-1].removesuffix(_END)]
+
+    def split_unknown(self, pieces: Iterable[str], known: Mapping[str, int]) -> list[str]:
+        """Undo merges of the pieces of a word that are not `known`, down to single characters."""
+        from subword_nmt import apply_bpe
+
+        plain = tuple(piece.removesuffix(INSIDE) for piece in pieces)
+        parts = list(apply_bpe.check_vocab_and_split(plain, self._parts, known, INSIDE))
+        return [part + INSIDE for part in parts[:-1]] + parts[-1:]

@@ -9,7 +9,7 @@ from sacrebleu.metrics.bleu import BLEU
 
 from nmt import bootstrap
 from nmt.evaluation import bleu
-from nmt.parsing import evalb
+from nmt.evaluation.scoring import TreeScorer
 
 WORDS = ["the", "old", "man", "sees", "a", "dog", "and", "she", "sleeps", "well", "while", "we", "do", "not"]
 
@@ -81,6 +81,6 @@ BROKEN = "(S (NP the"
 def test_p_values_of_parses(
     baseline: list[str], system: list[str], difference: float | None, p_value: tuple[float, float]
 ) -> None:
-    comparison = evalb.compare_systems(baseline, system, [GOLD] * len(baseline))
+    comparison = TreeScorer().compare(baseline, system, [GOLD] * len(baseline))
     assert difference is None or comparison.difference == pytest.approx(difference)
     assert p_value[0] <= comparison.p_value <= p_value[1]
