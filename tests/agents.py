@@ -16,8 +16,7 @@ from pipeline.trainings import launch
 
 Found = TypeVar("Found")
 Start = Callable[[Path, int], subprocess.Popen[bytes]]
-PATIENCE = 240.0
-"""Seconds that one step may take on a busy machine."""
+PATIENCE = 240.0  # seconds that one step may take on a busy machine
 
 
 @contextmanager

@@ -11,8 +11,7 @@ OPTIONS = [
     "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
-PATIENCE = 60_000
-"""Milliseconds that a page may take to do what a test waits for, on a busy machine."""
+PATIENCE = 60_000  # milliseconds that a page may take to do what a test waits for, on a busy machine
 
 HOSTILE = [
     "</script><script>alert(1)</script>", "<img src=x onerror=alert(1)>", "<!--<script>", "]]>{{ 7 * 7 }}${alert(1)}",

@@ -26,8 +26,7 @@ SHRUNKEN: dict[str, Any] = {
     "averaging": {"last": 2},
     "search": {"beam": 2, "max_extra": 2},
 }
-TINY = {**SHRUNKEN, "subwords": {"merges": 60}}
-"""For the catalog `tiny`."""
+TINY = {**SHRUNKEN, "subwords": {"merges": 60}}  # for the catalog `tiny`
 WORDS = "the old man sees a dog . He did not see it She sleeps well , and we do !"
 
 

@@ -21,8 +21,7 @@ from ports import free_port
 from pipeline.flows import services
 
 Json = dict[str, Any]
-PAGE = 200
-"""Most lines in an answer of Prefect's API."""
+PAGE = 200  # most lines in an answer of Prefect's API
 
 
 class Orchestra:

@@ -5,10 +5,8 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
-"""The ports from which Linux takes those of outgoing connections."""
-EACH = 200
-"""Ports of each of pytest-xdist's workers."""
+RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")  # the ports from which Linux takes those of outgoing connections
+EACH = 200  # ports of each of pytest-xdist's workers
 
 
 @cache

@@ -15,8 +15,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-DEADLINE = 200.0
-"""Seconds that ranks may take on a busy machine; a test file's own timeout is longer."""
+DEADLINE = 200.0  # seconds that ranks may take on a busy machine; a test file's own timeout is longer
 
 Target = Callable[..., Any]
 

@@ -8,8 +8,7 @@ import pytest
 from beartype import BeartypeConf, beartype
 from filelock import FileLock
 
-checked = beartype(conf=BeartypeConf(is_pep484_tower=True))
-"""An int is a float, as it is to mypy."""
+checked = beartype(conf=BeartypeConf(is_pep484_tower=True))  # an int is a float, as it is to mypy
 
 
 def shared(tmp_path_factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:

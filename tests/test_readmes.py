@@ -26,8 +26,7 @@ OUTPUTS = [".venv", "work", "models/a", "models/b", "results/ablation.md", "resu
            "data/catalog/mine.yaml", "config.yaml", "infra/.env",
            *(path for stage in STAGES.values() for path in stage.outs)]  # fmt: skip
 """Paths that git does not track: what stages and commands make."""
-SUFFIXES = (".py", ".md", ".yaml", ".yml", ".toml", ".lock")
-"""What ends like this is a path, even without a folder."""
+SUFFIXES = (".py", ".md", ".yaml", ".yml", ".toml", ".lock")  # what ends like this is a path, even without a folder
 
 
 def readmes() -> list[str]:

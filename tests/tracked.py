@@ -25,8 +25,7 @@ SCORES = {
     "params": 65_000_000, "updates": 200, "devices": 8, "device": "P100", "train_seconds": 122.0,
     "train_flops_counted": 1e18, "train_flops_paper": 3e18, "model_flops_utilisation": None,
 }  # fmt: skip
-STATE = "abc-def"
-"""Name of the training's state."""
+STATE = "abc-def"  # name of the training's state
 
 
 def configure(differences: Mapping[str, Any]) -> None:

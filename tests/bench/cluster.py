@@ -26,8 +26,7 @@ from tests.bench.conditions import announce, conditions
 from tests.bench.preprocessing import digests, in_child, prepare, start
 
 STAGES = ("tokenize", "count", "binarize")
-KILLED_AFTER = 8.0
-"""Seconds from the start of a stage to the death of a worker."""
+KILLED_AFTER = 8.0  # seconds from the start of a stage to the death of a worker
 
 
 @contextmanager

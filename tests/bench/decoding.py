@@ -38,14 +38,12 @@ from tests.bench import growth
 from tests.bench.conditions import announce, conditions
 from tests.bench.ctranslate2_engine import CTranslate2Engine
 
-TIE = 1e-4
-"""Log-probabilities closer than this are a tie in float32."""
+TIE = 1e-4  # log-probabilities closer than this are a tie in float32
 SHAPES = {
     "small": {"N": 3, "d_model": 256, "d_ff": 1024, "h": 4, "d_k": 64, "d_v": 64},
     "base": {"N": 6, "d_model": 512, "d_ff": 2048, "h": 8, "d_k": 64, "d_v": 64},
 }
-LIKE_PAIRS, LIKE_MERGES = 5000, 8000
-"""WMT-like text for a vocabulary of a size like row small's."""
+LIKE_PAIRS, LIKE_MERGES = 5000, 8000  # WMT-like text for a vocabulary of a size like row small's
 OURS, QUANTIZED = "ours_float32", "ours_int8"
 COMMON, CANDIDATES = 50, 20
 """Target subwords that a vocabulary map allows for every sentence, and for each subword of its source."""

@@ -25,8 +25,7 @@ TRAINING = {
     "validate_every": 250, "checkpoint_every": 100, "keep_checkpoints": 8, "resume_minutes": 1.0,
 }  # fmt: skip
 """Row small's, shortened."""
-PARENT = TRAINING | {"updates": 4000, "warmup_steps": 800}
-"""Longer sentences need more updates."""
+PARENT = TRAINING | {"updates": 4000, "warmup_steps": 800}  # longer sentences need more updates
 MERGES = 8000
 SEEDS = (1, 2, 3)
 Pairs = tuple[list[str], list[str]]

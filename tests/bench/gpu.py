@@ -39,10 +39,8 @@ from tests.bench.conditions import announce
 
 CASE_SECONDS = 90
 ALL_SECONDS = 560
-TABLE_SECONDS = 400
-"""Of ALL_SECONDS, those after which no row of the table starts."""
-GRACE = 15.0
-"""Seconds that torchrun has to end its processes."""
+TABLE_SECONDS = 400  # of ALL_SECONDS, those after which no row of the table starts
+GRACE = 15.0  # seconds that torchrun has to end its processes
 
 
 def settings(case: dict[str, Any], corpus: str) -> Job:

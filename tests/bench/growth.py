@@ -40,12 +40,9 @@ from tests.bench.preprocessing import cpu_seconds, peak_memory, prepare
 FACTORS = (1, 4, 16)
 MODEL = {"N": 1, "d_model": 64, "d_ff": 256, "h": 2, "d_k": 32, "d_v": 32}
 """A small model: what grows with the lines is not the arithmetic of one sentence."""
-UPDATE = 2000
-"""Target subwords of an update."""
-HELD_OUT = 200
-"""Pairs of the validation and of the test set: their work is the same for every size."""
-TRANSLATED = 5
-"""One line in so many is translated."""
+UPDATE = 2000  # target subwords of an update
+HELD_OUT = 200  # pairs of the validation and of the test set: their work is the same for every size
+TRANSLATED = 5  # one line in so many is translated
 STEPS = ("tokenize", "learn_subwords", "binarize", "train", "translate")
 PRELOADED = [
     "nmt.training.loop", "nmt.inference.translator", "tests.bench.preprocessing", "tests.bench.training",

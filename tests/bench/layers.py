@@ -24,12 +24,9 @@ from nmt.model import attention
 from tests.bench.conditions import announce, conditions, spread
 
 D_MODEL, HEADS = 512, 8
-R = 64
-"""Positions of a block; each attends to its own block and its two neighbours."""
-K = 3
-"""Width of the convolution."""
-SECONDS = 0.5
-"""Least processor time of a measurement, in seconds."""
+R = 64  # positions of a block; each attends to its own block and its two neighbours
+K = 3  # width of the convolution
+SECONDS = 0.5  # least processor time of a measurement, in seconds
 
 Layer = Callable[[Tensor], Tensor]
 

@@ -28,8 +28,7 @@ from tests.bench import wmt_like
 from tests.bench.conditions import announce
 
 LAYERS, HEADS, PAIRS, LINES, POINTS = 6, 8, 20, 3003, 1000
-CONCENTRATION = 0.05
-"""Of the Dirichlet distribution of a row of weights."""
+CONCENTRATION = 0.05  # of the Dirichlet distribution of a row of weights
 VIEWS = {"translations": "Translations", "attention": "Attention"}
 """Views that are built when their section is opened, and the section."""
 

@@ -33,10 +33,8 @@ SHAPES = {
     "tiny": {"N": 4, "d_model": 128, "d_ff": 256, "h": 4, "d_k": 32, "d_v": 32, "P_drop": 0.3},
     "small": {"N": 3, "d_model": 256, "d_ff": 1024, "h": 4, "d_k": 64, "d_v": 64, "P_drop": 0.2},
 }
-FILL = 0.845
-"""Real tokens of fairseq's batches divided by --max-tokens, in sentences of some 15 subwords."""
-Curve = dict[int, float]
-"""Perplexity by update."""
+FILL = 0.845  # real tokens of fairseq's batches divided by --max-tokens, in sentences of some 15 subwords
+Curve = dict[int, float]  # perplexity by update
 
 
 def read(base: str, ids: dict[str, int]) -> tuple[Ids, Ids]:

@@ -36,10 +36,8 @@ from tests.bench import wmt_like
 from tests.bench.conditions import announce, conditions, spread
 
 ROOT = Path(__file__).resolve().parents[2]
-HELD_OUT = 3000
-"""Pairs of the validation and of the test set, as newstest's."""
-PIPED = 200_000
-"""Pairs that the pipe is measured on, at most: its rate does not depend on their number."""
+HELD_OUT = 3000  # pairs of the validation and of the test set, as newstest's
+PIPED = 200_000  # pairs that the pipe is measured on, at most: its rate does not depend on their number
 
 
 def configuration(merges: int) -> dict[str, Any]:

@@ -17,8 +17,7 @@ from nmt.common.files import write_text
 
 ROOT = Path(__file__).resolve().parents[2]
 TOUR = ROOT / "nmt/tour.ipynb"
-LARGEST = 250_000
-"""Bytes of the notebook, pictures and all."""
+LARGEST = 250_000  # bytes of the notebook, pictures and all
 
 
 def sources(cells: Sequence[Any]) -> str:

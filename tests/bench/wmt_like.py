@@ -26,16 +26,12 @@ from numpy.typing import NDArray
 
 from pipeline.data.blocks import map_in_order
 
-BLOCK = 10_000
-"""Pairs made at once."""
+BLOCK = 10_000  # pairs made at once
 SHAPE, SCALE = 3.45, 6.27
 """Of the gamma distribution of English lengths; quotes and brackets bring the mean from 21.6 to 22.1 tokens."""
-RATIO, SPREAD = 0.955, 0.19
-"""German tokens over English ones, and the standard deviation of the ratio's logarithm."""
-HEAD = 5000
-"""Ranks with Zipf's exponent 1."""
-OPENING = 100
-"""The words that sentences begin with, capitalised."""
+RATIO, SPREAD = 0.955, 0.19  # German tokens over English ones, and the standard deviation of the ratio's logarithm
+HEAD = 5000  # ranks with Zipf's exponent 1
+OPENING = 100  # the words that sentences begin with, capitalised
 
 
 @dataclass(frozen=True)
@@ -45,18 +41,14 @@ class Language:
     code: str
     K: float
     beta: float
-    commas: float
-    """Commas over the tokens that are neither the first nor the last."""
-    apostrophes: float
-    """Sentences with a word in 's."""
-    capitals: float
-    """Types that begin with a capital."""
+    commas: float  # commas over the tokens that are neither the first nor the last
+    apostrophes: float  # sentences with a word in 's
+    capitals: float  # types that begin with a capital
     onsets: tuple[str, ...]
     nuclei: tuple[str, ...]
     codas: tuple[str, ...]
     endings: tuple[str, ...]
-    compounds: float
-    """Rare types that are two other words in one."""
+    compounds: float  # rare types that are two other words in one
 
     def types(self, tokens: int) -> int:
         """Heaps' law: the types among so many tokens."""
@@ -167,8 +159,7 @@ class Job:
     number: int
     lengths: NDArray[np.int32]
     before: int
-    total: int
-    """Tokens of the whole side."""
+    total: int  # tokens of the whole side
 
 
 def make(job: Job) -> bytes:

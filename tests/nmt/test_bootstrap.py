@@ -54,12 +54,9 @@ def test_a_resample_is_drawn_at_a_time() -> None:
     tracemalloc.stop()
 
 
-GOLD = "(S (NP (D the) (N dog)) (VP (V sees) (NP (D a) (N man))))"
-"""Four brackets."""
-FLAT = "(S (NP (D the) (N dog)) (V sees) (D a) (N man))"
-"""Two brackets, which the gold tree has."""
-OTHER = "(S (NP (D the) (N dog)) (VP (V sees) (PP (D a) (N man))))"
-"""Four brackets, of which the gold tree has three."""
+GOLD = "(S (NP (D the) (N dog)) (VP (V sees) (NP (D a) (N man))))"  # four brackets
+FLAT = "(S (NP (D the) (N dog)) (V sees) (D a) (N man))"  # two brackets, which the gold tree has
+OTHER = "(S (NP (D the) (N dog)) (VP (V sees) (PP (D a) (N man))))"  # four brackets, of which the gold tree has three
 BROKEN = "(S (NP the"
 
 

@@ -14,8 +14,7 @@ from clones import ROOT, tarball
 from pipeline.config import catalogs
 from pipeline.config.corpora import Pair, sides
 
-Lines = Callable[[str, str, str], list[str]]
-"""(name of a text in the catalog, pair, language) -> its lines."""
+Lines = Callable[[str, str, str], list[str]]  # (name of a text in the catalog, pair, language) -> its lines
 
 
 def write(folder: Path, lines: Lines) -> None:

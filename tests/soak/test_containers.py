@@ -41,12 +41,10 @@ pytestmark = [
     ),
 ]
 KILLED = ("postgres", "s3", "prefect", "mlflow")
-STEP = 100
-"""Updates between two kills."""
+STEP = 100  # updates between two kills
 UPDATES = STEP * (len(KILLED) + 2)
 LONG: dict[str, Any] = {**SHRUNKEN, "training": {**SHRUNKEN["training"], "updates": UPDATES, "checkpoint_every": 100}}
-LASTING = 900.0
-"""Seconds that a step may take on a busy machine."""
+LASTING = 900.0  # seconds that a step may take on a busy machine
 
 PYTHON, POSTGRES, RCLONE = "python:3.13-slim-trixie", "postgres:17.6", "rclone/rclone:1.75.2"
 FIRST_START = """#!/bin/sh

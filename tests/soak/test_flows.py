@@ -21,10 +21,8 @@ from nmt.common import tensors
 pytestmark = pytest.mark.timeout(3600)
 
 TRAINING = {**SHRUNKEN["training"], "updates": 2000, "checkpoint_every": 500, "validate_every": 500}
-STEP = 100
-"""Updates between two disturbances."""
-DOWN = 60.0
-"""Seconds that MLflow is stopped."""
+STEP = 100  # updates between two disturbances
+DOWN = 60.0  # seconds that MLflow is stopped
 PROCESSES = {
     "dvc": "-m dvc repro",
     "stage": "-m pipeline train",

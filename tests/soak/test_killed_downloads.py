@@ -29,8 +29,7 @@ from tests.soak.mirror import Lines, data, write
 
 ROOT = Path(__file__).resolve().parents[2]
 KILLS = 10
-SLICE, PAUSE = 4096, 0.02
-"""Bytes sent at once and seconds between: slow enough for a kill to meet every archive."""
+SLICE, PAUSE = 4096, 0.02  # bytes sent at once and seconds between: slow enough for a kill to meet every archive
 pytestmark = pytest.mark.timeout(1800)
 
 

@@ -18,8 +18,7 @@ LONG: dict[str, Any] = {
     **SHRUNKEN,
     "training": {**SHRUNKEN["training"], "updates": UPDATES, "checkpoint_every": 50, "shards": 2},
 }
-LASTING = 900.0
-"""Seconds that a step may take on a busy machine."""
+LASTING = 900.0  # seconds that a step may take on a busy machine
 
 
 def test_two_pods_train_together_and_again_after_the_first_is_evicted(tmp_path: Path) -> None:

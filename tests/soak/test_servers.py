@@ -22,15 +22,13 @@ from tests.soak.team import (
 
 pytestmark = pytest.mark.timeout(5400)
 SERVERS = ("postgres", "s3", "prefect", "mlflow")
-STEP = 60
-"""Updates between two kills."""
+STEP = 60  # updates between two kills
 UPDATES = STEP * (len(SERVERS) + 1)
 LONG: dict[str, Any] = {
     **SHRUNKEN,
     "training": {**SHRUNKEN["training"], "updates": UPDATES, "checkpoint_every": 100, "validate_every": 100},
 }
-LASTING = 1200.0
-"""Seconds that a step of the run may take on a busy machine."""
+LASTING = 1200.0  # seconds that a step of the run may take on a busy machine
 
 
 def weights(clone: Clone) -> dict[str, str]:

@@ -25,8 +25,7 @@ pytestmark = [
         reason="needs root and Debian's slurm-wlm and munge",
     ),
 ]
-UPDATES = 1500
-"""Slurm looks at time limits once a minute, and the training must still be going on then."""
+UPDATES = 1500  # slurm looks at time limits once a minute, and the training must still be going on then
 LONG: dict[str, Any] = {
     **SHRUNKEN,
     "training": {**SHRUNKEN["training"], "updates": UPDATES, "checkpoint_every": 50, "validate_every": 100},
@@ -47,8 +46,7 @@ KillWait=120
 NodeName={host} NodeAddr=127.0.0.1 CPUs=2 RealMemory=4000 State=UNKNOWN
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
-LASTING = 600.0
-"""Seconds that a step of the job may take on a busy machine."""
+LASTING = 600.0  # seconds that a step of the job may take on a busy machine
 
 
 @contextmanager

@@ -13,8 +13,7 @@ from tests.soak.team import BUCKET, PASSWORD, Team, blocks_by_worker, skip_witho
 
 README = ROOT / "infra/README.md"
 pytestmark = pytest.mark.timeout(900)
-LASTING = 600.0
-"""Seconds that the run may take on a busy machine."""
+LASTING = 600.0  # seconds that the run may take on a busy machine
 
 
 @pytest.fixture(scope="module")

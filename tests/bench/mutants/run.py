@@ -47,12 +47,9 @@ ROOT = Path(__file__).resolve().parents[3]
 HERE = Path(__file__).resolve().parent
 WORK = ROOT / "work/mutants"
 Span = tuple[tuple[int, int], tuple[int, int]]
-UNCHANGED = "unchanged"
-"""The key of the records of runs without a change."""
-NOT_RUN = 70
-"""The exit status of a process in which pytest failed, not a test."""
-LINES = 3
-"""Lines of a change that are shown and hashed."""
+UNCHANGED = "unchanged"  # the key of the records of runs without a change
+NOT_RUN = 70  # the exit status of a process in which pytest failed, not a test
+LINES = 3  # lines of a change that are shown and hashed
 
 TESTS: dict[str, tuple[str, ...]] = yaml.safe_load((HERE / "modules.yaml").read_text(encoding="utf-8"))
 """The modules that are mutated, each with the tests that ought to notice."""
@@ -64,11 +61,9 @@ class Mutant:
 
     module: str
     operator: str
-    occurrence: int
-    """cosmic-ray's number of the place, among those where the operator fits."""
+    occurrence: int  # cosmic-ray's number of the place, among those where the operator fits
     line: int
-    key: str
-    """A hash of the change: the same wherever in the module the line stands."""
+    key: str  # a hash of the change: the same wherever in the module the line stands
 
 
 @cache

@@ -20,12 +20,10 @@ from nmt.inference.search import search
 from nmt.inference.settings import SearchSettings
 from nmt.model import Transformer
 
-SUBWORDS = 9
-"""Specials, then five words; one padding row follows."""
+SUBWORDS = 9  # specials, then five words; one padding row follows
 EVERY_STOP = ("exact", "tensor2tensor")
 
-Found = list[tuple[list[int], float, float]]
-"""Ids, log-probability and score of hypotheses, best first."""
+Found = list[tuple[list[int], float, float]]  # ids, log-probability and score of hypotheses, best first
 
 
 def how(beam: int, alpha: float, extra: int = 2, stop: str = "exact") -> SearchSettings:

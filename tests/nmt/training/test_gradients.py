@@ -15,8 +15,7 @@ from nmt.training.distributed import World
 from nmt.training.gradients import Gradients
 
 CPU = torch.device("cpu")
-Shards = list[list[np.ndarray]]
-"""For each shard the gradient of each parameter."""
+Shards = list[list[np.ndarray]]  # for each shard the gradient of each parameter
 
 
 def tree(values: list[np.ndarray]) -> np.ndarray:

@@ -135,7 +135,6 @@ TOKENS, SYMBOLS = (over("preparation", tokenizer={"tokenizer": name}) for name i
         (over("training", tokens=1e12), "overrides: training.tokens is 1000000000000.0; input should be less"),
         (over("model", N=10**6), "overrides: model.N is 1000000; input should be less"),
         (over("search", beam=10**8), "overrides: search.beam is 100000000; input should be less"),
-        (over("model", d_model=10**11), "overrides: model.d_model is 100000000000; input should be less"),
         (over("subwords", merges=10**11), "overrides: subwords.merges is 100000000000; input should be less"),
         (over("training", see=3), "unknown key `training.see`; valid are updates, tokens,"),
         (over("training", seed=3), "training.seed is set once, by `seed` at the top of params.yaml"),

@@ -203,7 +203,7 @@ def test_a_model_larger_than_the_memory_is_refused_before_torchrun_starts(
         (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
         return launch.torchrun(tmp_path, lambda: None)
 
-    if gpus:
+    if gpus:  # which torch does not find
         check_refusal("torch .* cannot use this machine's GPUs", train, 8_000)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert train(8_000) == 0
