@@ -116,7 +116,7 @@ def test_local_files_are_copied(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     gone = str(tmp_path / "gone.de")
     data["train"][-1]["target"]["path"] = gone
     configure(data)
-    check_refusal(f"^{re.escape(gone)} is missing: restore it, or add it again with `wmt ", download.run)
+    check_refusal(f"^{re.escape(gone)} is missing: restore it, or make it as its catalog", download.run)
 
 
 def refused(data: dict[str, Any], message: str) -> None:
@@ -131,7 +131,7 @@ def test_local_files_that_are_not_as_added_are_refused() -> None:
     data = packed()
     data["test"] = local("test", (b"a\n", b"b\n"))
     Path("data/local/x/test.de").write_bytes(b"c\n")
-    refused(data, r"^data/local/x/test\.de has the sha256 .* it was edited; add it again with `wmt catalog add")
+    refused(data, r"^data/local/x/test\.de has the sha256 .* it was edited; restore it, or correct it in its")
 
 
 @pytest.mark.parametrize(
