@@ -7,7 +7,7 @@ that fit no bin below, in the corpus's order; a bin without pairs has no file. `
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import ExitStack
 from functools import lru_cache, partial
@@ -21,6 +21,7 @@ from nmt import codec
 from nmt.common.files import sha256_of, write_json, writing
 from nmt.errors import InputError, tell
 from nmt.ids import EOS, UNK
+from nmt.parsing.tokenizers import Symbols
 from nmt.text.parallel_text import Block, read_lines, read_parallel_blocks
 from nmt.text.settings import BinningSettings
 from nmt.text.subwords import Subwords
@@ -142,15 +143,17 @@ def binarize(
 def check_unknown(share: float, sides: Sequence[Path]) -> None:
     """Print the share of <unk> among the training subwords, and warn; raise InputError where it is too large.
 
-    Only a fine-tuning has some: the parent's subwords lack characters, of which the most frequent are named.
+    Only a fine-tuning has some: the parent's lack characters or a tree's symbols; the most frequent are named.
     """
     print(f"{share:.2%} of the training subwords are <unk>")
     if share <= WARN_UNKNOWN:
         return
-    vocabulary, _ = codec.load(SUBWORDS)
-    counts = Counter(character for path in sides for line in islice(read_lines(path), PAIRS) for character in line)
-    missing = [character for character, _ in counts.most_common() if UNK in vocabulary.encode(character)]
-    named = " ".join(missing[:10]) or "characters of later lines"
+    missing = Counter[str]()
+    for path, vocabulary in zip(sides, codec.load(SUBWORDS), strict=True):
+        parts: Callable[[str], Iterable[str]] = str.split if isinstance(vocabulary, Symbols) else iter
+        counts = Counter(part for line in islice(read_lines(path), PAIRS) for part in parts(line))
+        missing.update({part: count for part, count in counts.items() if UNK in vocabulary.encode(part)})
+    named = " ".join(part for part, _ in missing.most_common(10)) or "characters of later lines"
     problem = f"{share:.1%} of the training subwords are <unk>: the parent's lack {named}"
     if share > MOST_UNKNOWN:
         raise InputError(f"{problem}: start from a parent that has them, or remove training.start_from")
