@@ -3,7 +3,11 @@
 The names below are its public API, each imported when it is first used; everything else may change.
 """
 
+import os
 from importlib import import_module, metadata  # noqa: TID251 # only what is named here
+
+# Some images set it for all that torch multiplies: float32 would mean TF32.
+os.environ.pop("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", None)
 
 _PUBLIC = {
     "Transformer": ("nmt.model", "Transformer"),

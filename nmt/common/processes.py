@@ -109,11 +109,11 @@ def sharing(path: Path) -> Iterator[None]:
 
 def is_held(path: Path) -> bool:
     """Return whether a process holds a lock on `path`, by `sharing` or alone."""
-    with suppress(OSError), path.open("r+") as file:  # no file, or a disk without locks
+    with suppress(FileNotFoundError), path.open("r+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
+        except OSError as error:  # or the disk has no locks
+            return isinstance(error, BlockingIOError)
     return False
 
 

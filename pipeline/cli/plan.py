@@ -118,7 +118,7 @@ def report(measure: bool) -> bool:
         where = f" in {folder}" if folder.name else ""
         lacking = LACKING if free < least else ""
         print(f"  disk            {size(least)} are written, {size(free)} are free{where}{lacking}")
-    if not reasons["train"]:
+    if not reasons.get("train"):
         return not short
     memory = machine.memory()
     gpus = machine.gpus()

@@ -99,7 +99,10 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
     openers: dict[str, Any] = {".bz2": bz2.open, ".xz": lzma.open, ".zip": _only_file}
     try:
         with openers.get(path.suffix.lower(), open)(path, "rb") as stream:
-            yield plain(stream, path.name.lower())
+            inside = path.stem if path.suffix.lower() in openers else path.name
+            yield plain(
+                stream, getattr(stream, "name", inside).lower() if path.suffix.lower() == ".zip" else inside.lower()
+            )
     except (*BROKEN, RuntimeError, OSError) as error:
         if getattr(error, "errno", None) is not None:  # of the disk; bz2 raises one without a number
             raise
@@ -111,7 +114,7 @@ def _only_file(path: Path, _mode: str) -> IO[bytes]:
     names = [name for name in packed.namelist() if not name.endswith("/") and not name.startswith("__MACOSX/")]
     if len(names) != 1:
         raise InputError(f"{path} holds {len(names)} files: give one that holds a single text")
-    return packed.open(names[0])
+    return plain(packed.open(names[0]), names[0].lower())
 
 
 def _lines(path: Path) -> Iterator[bytes]:

@@ -110,7 +110,7 @@ def _free(name: str, pair: str, force: bool) -> tuple[Path, Path]:
     added = catalog.read_text(encoding="utf-8") if catalog.exists() else ""  # has the sha256 of what was made
     edited = (path for path in files if path.parent != folder / MADE or (added and sha256_of(path) not in added))
     if owned := sorted(map(str, edited)):
-        raise InputError(f"{owned[0]} is your file, or was edited, and --force would delete it: move it elsewhere")
+        raise InputError(f"{owned[0]} is not as its catalog says, and --force would delete it: move it elsewhere")
     return catalog, folder
 
 
@@ -266,7 +266,7 @@ def _hold_out(placed: Placed, folder: Path, pair: str, count: int, kept: Mapping
         for path, new in zip(both, rest, strict=True):
             new.replace(path)
     held_out = f"{count:,} pairs held out for {'each of ' if len(best) > 1 else ''}{' and '.join(best)}"
-    tell(f"catalog: {held_out}, {total:,} left out that share a side with one")
+    tell(f"catalog: {held_out}, {total:,} left out that share a side with a set")
 
 
 def _held_out_before(folder: Path, pair: str, roles: Iterable[str]) -> dict[str, tuple[str, Pair]]:

@@ -40,6 +40,8 @@ def blocks(lines: Sequence[sentences.Line], names: Mapping[str, str]) -> list[Bl
     # another precision.
     entry = catalogs.pair_entry(catalogs.load(chosen.corpus), chosen.pair)
     of_catalog = dict(rows.flat({"preparation": entry.preparation, "subwords": {} if start else entry.subwords}))
+    if {"subwords.merges", "subwords.vocabulary"} & of_catalog.keys():  # Either size empties the other one.
+        of_catalog = {"subwords.merges": None, "subwords.vocabulary": None, **of_catalog}
     repeated = {"training.precision": configuration["training"]["precision"]}
     repeated |= {key: value for key, value in rows.flat(configuration) if of_catalog.get(key, value) != value}
     return [

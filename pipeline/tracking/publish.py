@@ -77,7 +77,7 @@ def end_abandoned(client: MlflowClient) -> Iterator[str]:
     for run in server.runs(client, "attributes.status = 'RUNNING'"):
         training = run.data.tags.get(server.TRAINING_TAG)
         folder = state_root() / "train" / str(training)
-        finished = "train_hours" in run.data.tags  # its model may still be sent
+        finished = (folder / "done.json").exists()  # Its model may still be sent.
         if training and not finished and folder.is_dir() and not is_held(folder / "lock"):
             client.set_terminated(run.info.run_id, "KILLED")
             yield f"{run.info.run_name}: killed"

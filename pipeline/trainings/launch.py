@@ -138,9 +138,8 @@ def environment(count: int) -> dict[str, str]:
     if nodes()[1] == 1:
         # Ranks of one machine need no other interface. `=` matches the whole name.
         defaults |= {"GLOO_SOCKET_IFNAME": INTERFACE, "NCCL_SOCKET_IFNAME": f"={INTERFACE}"}
-    # Variables that begin with PET_ are arguments of torchrun's; the other one, of some images, means TF32.
-    others = ("PET_", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE")
-    return {**defaults, **{name: value for name, value in os.environ.items() if not name.startswith(others)}}
+    # Variables that begin with PET_ are arguments of torchrun's.
+    return {**defaults, **{name: value for name, value in os.environ.items() if not name.startswith("PET_")}}
 
 
 def torchrun(folder: Path, watch: Callable[[], None], threads: int = 0) -> int:

@@ -238,7 +238,7 @@ def test_files_of_ones_own_are_not_deleted_by_force(texts: list[str]) -> None:
     users_file.parent.mkdir(parents=True)
     users_file.write_bytes(Path("elsewhere/train.en").read_bytes())
     given = [word.replace("elsewhere/train.en", str(users_file)) for word in texts]
-    said = "data/local/mine/train.en is your file, or was edited, and --force would delete it: move it elsewhere"
+    said = "data/local/mine/train.en is not as its catalog says, and --force would delete it: move it elsewhere"
     assert said in refused("catalog", *given, "--force")
     assert users_file.read_bytes() == Path("elsewhere/train.en").read_bytes()
     assert not users_file.is_symlink()
@@ -462,7 +462,7 @@ def test_held_out_pairs_are_in_no_training_and_stay() -> None:
     assert [source for source, _ in written("valid")] == [source for source, _ in first["valid"][:5]]
     assert all(" ".join(target.split()[:-1]) in {"corrected", "other"} for _, target in written("valid"))
     (made := Path("data/local/mine/made/test.en")).write_text("edited\n")
-    assert f"{made} is your file, or was edited" in refused(*add(*arguments, "5", "--force", held_out=""))
+    assert f"{made} is not as its catalog says" in refused(*add(*arguments, "5", "--force", held_out=""))
 
 
 def test_outputs_of_stages_are_copied_because_the_next_run_removes_them(texts: list[str]) -> None:

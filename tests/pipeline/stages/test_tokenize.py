@@ -135,4 +135,4 @@ def test_bad_text_is_refused_and_leaves_nothing(here: Path, changes: dict[str, b
 def test_moses_is_refused_where_text_does_not_come_back(here: Path) -> None:
     configure({**data_section("news"), "target": "th"}, preparation=PREPARATION.model_dump())
     Path("data/raw/train.news.th").write_text("บนโต๊ะคือโคมไฟ\nนาฬิกามีมือสองข้าง\nx\ny\n")
-    check_refusal(r"change 50% of the lines in th .*: set preparation.tokenizer.tokenizer", tokenize.run)
+    check_refusal(r"change 50% of the lines in th .*, or set preparation.tokenizer.tokenizer", tokenize.run)
