@@ -100,9 +100,7 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
     try:
         with openers.get(path.suffix.lower(), open)(path, "rb") as stream:
             inside = path.stem if path.suffix.lower() in openers else path.name
-            yield plain(
-                stream, getattr(stream, "name", inside).lower() if path.suffix.lower() == ".zip" else inside.lower()
-            )
+            yield plain(stream, inside.lower())
     except (*BROKEN, RuntimeError, OSError) as error:
         if getattr(error, "errno", None) is not None:  # of the disk; bz2 raises one without a number
             raise

@@ -185,9 +185,7 @@ def test_multi30ks_references_have_the_tokens_that_others_count() -> None:
     assert (known.name, known.lines, any(others)) == ("multi30k-test2016", 1000, True)
     assert sum(len(line.split()) for line in bleu.lowercased_tokens(references, "de")) == 12103
     french = known_sets.find(bleu.read_lines(REAL / "multi30k/test2016.fr"), "fr", "en")
-    assert not any(bleu.LOWERCASED in listing.columns for listing in french.listings), (
-        "no score of others was read at its source"
-    )
+    assert not any(bleu.LOWERCASED in listing.columns for listing in french.listings), "none was read at its source"
 
 
 @needs_real

@@ -358,10 +358,10 @@ def test_texts_are_two_files_a_tsv_or_a_tmx_packed_or_not() -> None:
     Path("b.tsv.xz").write_bytes(lzma.compress("dům\thouse\r\n".encode()))
     Path("d.TSV.BZ2").write_bytes(bz2.compress(b"pes\tdog\n"))
     Path("c.tmx").write_text(TMX)
-    Path("e.cs.sgm").write_text("<srcset>\n<seg id=1> kočka\n</seg></srcset>\n")
+    Path("e.cs.sgm.xz").write_bytes(lzma.compress("<srcset>\n<seg id=1> kočka\n</seg></srcset>\n".encode()))
     Path("e.en.sgm").write_text("<refset>\n<seg id=1> cat\n</seg></refset>\n")
     arguments = ["--train=a.cs.gz", "a.en.zip", "--train", "b.tsv.xz", "--train=d.TSV.BZ2", "--train", "c.tmx"]
-    arguments += ["--train", "e.cs.sgm", "e.en.sgm"]
+    arguments += ["--train", "e.cs.sgm.xz", "e.en.sgm"]
     assert "c.tmx, unit 3, has no cs: correct such lines, or leave them out with --skip" in refused(*add(*arguments))
     told = warned(*add(*arguments, "--skip-bad"))
     assert "catalog: 1 left out, one-sided; the first: c.tmx, unit 3, has no cs" in told
