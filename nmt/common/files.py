@@ -53,7 +53,7 @@ def _is_running(process: int) -> bool:
     try:
         os.kill(process, 0)
     except OSError as error:
-        return error.errno == errno.EPERM  # It belongs to another user.
+        return isinstance(error, PermissionError)  # It belongs to another user.
     return True
 
 

@@ -36,8 +36,8 @@ def translate(options: TranslationOptions) -> None:
         raise InputError("there is no standard input: give --input")
     inputs = (options.input or Path("/dev/stdin"), *options.models)
     output = output_file(options.output, *inputs) if options.output else None
-    if options.input and options.input.is_file():
-        deque(read_lines(options.input), 0)  # A byte that is not UTF-8 is told now, not after hours of work.
+    if output and options.input and options.input.is_file():
+        deque(read_lines(options.input), 0)  # A byte that is not UTF-8 is told before hours of work are lost.
     translator = open_translator(options)
     if output is not None:
         try:

@@ -46,8 +46,7 @@ def test_temporary_names_of_killed_processes_are_removed_and_no_others(tmp_path:
 
 def test_temporary_names_of_another_user_stay(tmp_path: Path, dead: int, monkeypatch: pytest.MonkeyPatch) -> None:
     left = leave(tmp_path / f".path.{HERE}.{dead}.tmp")
-    kill = Mock(side_effect=PermissionError)
-    monkeypatch.setattr(os, "kill", kill)
+    monkeypatch.setattr(os, "kill", kill := Mock(side_effect=PermissionError))
     with writing(tmp_path / "path") as temporary:
         temporary.touch()
     assert left.exists()

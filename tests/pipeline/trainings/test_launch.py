@@ -250,6 +250,7 @@ def test_portable_arithmetic_sees_no_gpu(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(machine, "available_cores", lambda: 2)
     machine.gpus.cache_clear()
     for arithmetic, processes, gpus in (("ordinary", 1, "0"), ("portable", 2, "")):
