@@ -405,7 +405,7 @@ def test_bad_lines_are_named_or_left_out_and_counted() -> None:
     [
         ("--train a.cs", "a.cs, for --train, is one side: give two files (a treebank twice), a .tsv"),
         ("--train broken.tsv.bz2", "broken.tsv.bz2 is broken (Invalid data stream)"),
-        ("--train a.en.gz a.cs", "--train is a.en.gz and a.cs: for cs-en give the cs file first"),
+        ("--train a.en.sgm a.cs", "--train is a.en.sgm and a.cs: for cs-en give the cs file first"),
         ("--train broken.tsv.gz", "broken.tsv.gz is broken ("),
         ("--train broken.tmx", "broken.tmx is no TMX that can be read ("),
         ("--train bomb.tmx", "bomb.tmx is no TMX that can be read (Maximum entity amplification factor exceeded"),
@@ -415,7 +415,7 @@ def test_bad_lines_are_named_or_left_out_and_counted() -> None:
     ],
 )
 def test_add_refuses_what_is_no_text(arguments: str, message: str) -> None:
-    for name in ("a.cs", "a.en.gz", "broken.tsv.bz2"):
+    for name in ("a.cs", "a.en.sgm", "broken.tsv.bz2"):
         Path(name).write_text("a\n")
     Path("broken.tsv.gz").write_bytes(gzip.compress(b"a\tb\n" * 99)[:-9])
     Path("broken.tmx").write_text(TMX[:-30])

@@ -85,7 +85,7 @@ def intervals(*named: str, share: float = 0.01) -> Finding:
 
 
 def test_an_honest_run_passes(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "fastest_precision", lambda: "another machine's")
+    monkeypatch.setitem(rows.row("sample").settings["training"], "precision", "another machine's")
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and ".git" not in path.parts}
     findings = verified("--share", 1)
     expected = [(step, "equal" if step in BY_HASH else "recomputed") for step in STEPS]
