@@ -12,6 +12,7 @@ from nmt.flops import parameters
 from nmt.model_settings import ModelSettings
 from nmt.task import PARSING, task_of
 from nmt.text.parallel_text import read_lines
+from nmt.text.scripts import has_spaces
 from pipeline.config import paths, rows
 from pipeline.config.corpora import DataSettings, RunSettings
 from pipeline.report import figures, page, scores, sentences
@@ -126,7 +127,7 @@ def groups(
     """Return the scores, named `title`, of the test set's lines by length, and of its words by frequency."""
     languages = data.source, data.target
     blocks: list[Block] = [Heading("By length", 3), sentences.by_length({title: lines}, languages, tokenize)]
-    if task_of(data.target) is not PARSING:
+    if task_of(data.target) is not PARSING and has_spaces(data.target):  # Else each line would be a word.
         counts = sentences.word_counts(paths.tokenized("train", data.target))
         blocks += [
             Heading("By frequency of words", 3),
