@@ -69,8 +69,6 @@ def translate(options: TranslationOptions) -> None:
 
 def open_translator(options: TranslationOptions) -> Translator:
     """Return the translator for these options; raise InputError if they contradict each other or the model."""
-    if options.device == "cuda" and not torch.cuda.is_available():
-        raise InputError("--device is cuda, but torch finds no GPU: give cpu")
     device = torch.device(options.device) if options.device else None
     models = [LoadedModel(folder, device, options.precision or "float32") for folder in options.models]
     model = models[0]

@@ -68,6 +68,8 @@ def search_lines(
     at a time, padding and all beams counted; by default as the engine says. An InputError that `lines` raise is raised
     after the lines before it.
     """
+    if window < 1:
+        raise InputError(f"window is {window}: give at least 1")
     waiting: deque[tuple[list[Line], list[tuple[list[int], Future[list[list[Hypothesis]]]]], InputError | None]]
     waiting, batch_tokens = deque(), batch_tokens or engine.batch_tokens
     threads = torch.get_num_threads()

@@ -20,7 +20,9 @@ class LoadedModel(Codec):
     """A model folder, opened."""
 
     def __init__(self, folder: Path, device: torch.device | None = None, precision: Precision = "float32") -> None:
-        """Raises InputError if the folder is incomplete, or its parts do not fit together."""
+        """Raises InputError if the folder is incomplete, its parts do not fit together, or the device is missing."""
+        if device and device.type == "cuda" and not torch.cuda.is_available():
+            raise InputError("the device is cuda, but torch finds no GPU: give cpu")
         self.folder = folder
         self.device = device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.description = description = load_description(folder)

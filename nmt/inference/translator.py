@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
+from typing import get_args
 
 import torch
 
@@ -81,6 +82,8 @@ class Translator:
         self.engine = engine or Engine(self.model, others=others)
         self.alignment = lru_cache(64)(partial(alignment, [model.transformer for model in models]))
         """`alignment` of tuples; a tree's repair and --json ask for the same one."""
+        if split not in get_args(Split):
+            raise InputError(f"split is {split!r}: give 'long' or 'sentences'")
         self.split = split
         self.skipped: list[str] | None = None
         """If it is a list, lines that are too long are empty, and their messages are put here."""

@@ -4,7 +4,6 @@ import atexit
 import gc
 import shutil
 from collections.abc import Mapping
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,7 +13,7 @@ import typer
 from humanize import naturalsize
 
 from nmt.common.cpu import processor
-from nmt.errors import InputError
+from nmt.errors import InputError, tell
 from nmt.flops import parameters
 from pipeline.cli.repository import check_lock, running_stage
 from pipeline.config import graph, machine, resolution
@@ -74,8 +73,11 @@ def stages_to_run(configuration: Configuration) -> dict[str, str]:
                     reasons[name] = "never ran here"
                 elif changed:
                     reasons[name] = f"changed: {', '.join(sorted(changed))}"
+                elif follows:
+                    reasons[name] = f"follows {', '.join(follows)}"
                 else:
-                    reasons[name] = f"follows {', '.join(follows)}" if follows else ""
+                    gone = [out.def_path for out in recorded[name].outs if not out.exists and out.changed_cache()]
+                    reasons[name] = f"missing: {', '.join(gone)}" if gone else ""
     except DvcException as error:
         raise InputError(f"DVC cannot say what changed ({error}): run this in the root of a git clone") from error
     return reasons
@@ -91,8 +93,10 @@ def written(disk: Mapping[str, tuple[int, int]]) -> dict[Path, int]:
 def report(measure: bool) -> bool:
     """Print the plan, with the time of training here if `measure`; return whether disk and memory suffice."""
     configuration = resolution.resolve(resolution.read_params())
-    with suppress(InputError):  # Where a local file is missing, `resolve` says so.
+    try:
         configuration = configuration.model_copy(update={"data": user_text.with_checksums(configuration.data)})
+    except InputError as error:  # The text may come later.
+        tell(f"plan: `resolve` would refuse: {error}")
     configuration = parent.with_parent(configuration)
     run, training = configuration.run, configuration.training
     machine.hide_gpus_if_portable(training.arithmetic)
@@ -120,8 +124,7 @@ def report(measure: bool) -> bool:
         print(f"  disk            {size(least)} are written, {size(free)} are free{where}{lacking}")
     if not reasons.get("train"):
         return not short
-    memory = machine.memory()
-    gpus = machine.gpus()
+    memory, gpus = machine.memory(), machine.gpus()
     where = "of each GPU" if gpus else "in this machine"
     processes = launch.process_count(training.shards, needed)
     taker = "the process that trains" if gpus or processes == 1 else f"each of the {processes} processes that train"

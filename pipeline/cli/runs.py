@@ -49,7 +49,7 @@ def summary() -> None:
     if stage := running_stage():
         print(f"        a newer run is at its stage {stage}: these results are of the run before")
     elif not _up_to_date():
-        print("        the scores are of earlier settings, files or code: `dvc repro` makes them anew")
+        print("        the scores may be of earlier settings, files or code: `dvc repro` makes them anew")
     print(f"report  {paths.REPORT_HTML.absolute().as_uri()}\nmodel   {paths.AVERAGE}: wmt {verb} {paths.AVERAGE}")
     print(f"runs    {server.link(configuration['run']['pair']) or 'no MLflow'}: all side by side")
     print("next    open the report; `wmt rows` lists other models")

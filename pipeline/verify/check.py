@@ -245,8 +245,9 @@ def locked() -> Finding:
     with Repo() as repo:
         changed = {name: why for name, why in repo.status().items() if name in graph.stages()}
     entries = [entry for why in changed.values() for entry in why if isinstance(entry, dict)]
-    outs = (f"{path} is {how}" for entry in entries for path, how in entry.get("changed outs", {}).items())
-    if problems := "; ".join(sorted(outs)):
+    outs = {(path, how) for entry in entries for path, how in entry.get("changed outs", {}).items()}
+    outs.discard((str(paths.CONFIG), "deleted"))  # DVC deletes it before `resolve`, which may refuse the settings.
+    if problems := "; ".join(sorted(f"{path} is {how}" for path, how in outs)):
         return Finding("dvc.lock", "differs", problems)
     if not resolve.is_current(changed):
         return Finding("dvc.lock", "inconclusive", f"it was changed, or what these stages read: {', '.join(changed)}")

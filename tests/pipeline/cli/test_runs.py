@@ -46,7 +46,7 @@ def test_scores_of_an_earlier_run_are_said_to_be_so(monkeypatch: pytest.MonkeyPa
     """As a killed `dvc repro` leaves them."""
     for fresh in (True, False):
         monkeypatch.setattr(runs, "_up_to_date", lambda fresh=fresh: fresh)
-        assert ("the scores are of earlier settings, files or code" in printed("summary")) != fresh
+        assert ("the scores may be of earlier settings, files or code" in printed("summary")) != fresh
 
 
 def test_conflict_markers_in_the_lock_file_are_named() -> None:
