@@ -12,8 +12,8 @@ from nmt.inference.model_folder import ModelDescription
 from nmt.task import task_in
 
 _TRUST = """
-`trust_remote_code=True` lets code of this folder run (in `nmt.zip`, too), which makes subwords of
-text: read it first. It needs `pip install sacremoses subword-nmt sentencepiece pydantic`.
+`trust_remote_code=True` lets code of this folder run (in `nmt.zip`, too), which makes subwords of text:
+read it first. It needs `pip install sacremoses subword-nmt sentencepiece pydantic`.
 """
 
 
